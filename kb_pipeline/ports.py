@@ -1,0 +1,151 @@
+"""The five ports. One file in the adapter packages = one adapter; the contract suites in the tests say what each must keep.
+
+Adapters raise the errors of ``errors.py`` only, and never hold state that another process would need.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, BinaryIO, Protocol
+from uuid import UUID
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kb_pipeline.model import Bucket, Candidate, Fetched, IndexRef, Json, Page, Parsed, Presence, VectorEntry
+
+Vectors = NDArray[np.float32]  # shape (n, dimension)
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a connector can do, as data."""
+
+    order_stable: bool = False  # the listing is a keyset over external_id: a resumed walk is as good as a whole one
+    lag_seconds: float = 0.0  # how long the listing may lag behind its items
+    probe: bool = True  # presence() can tell GONE
+    digest: bool = False  # content_digest() is cheap: a second gate before a version is made, and finds moves
+    snapshot_digest: bool = False  # listing_digest() is much cheaper than listing and storing
+
+
+class Connector(Protocol):
+    """A source system, opened for one configured source. Raises Fatal when the source as a whole cannot be read."""
+
+    capabilities: Capabilities
+
+    def check(self) -> Json:
+        """Is the source reachable with these settings? What a person wants to know about it. Raises Fatal."""
+        ...
+
+    def clock(self) -> float:
+        """The source's own time now, seconds since the epoch."""
+        ...
+
+    def pages(self, checkpoint: Json | None, limit: int) -> Iterator[Page]:
+        """The whole listing in constant memory, at most ``limit`` entries a page, from behind ``checkpoint``."""
+        ...
+
+    def listing_digest(self) -> str | None:
+        """A digest over (external_id, revision) of everything that ``pages`` would yield, or None when the listing is not
+        complete, holds a provisional item, or the connector has none."""
+        ...
+
+    def content_digest(self, external_id: str) -> tuple[str, bytes] | None:
+        """(revision, sha256 of the content) as read now, or None when it is gone. Raises Rejected, Transient."""
+        ...
+
+    def fetch(self, external_id: str, max_bytes: int) -> Fetched:
+        """The content. Raises Rejected (code ``gone``, ``forbidden``, ``too_large`` ...) or Transient."""
+        ...
+
+    def presence(self, external_ids: Sequence[str]) -> list[Presence]:
+        """A point probe per id, in order. Never raises for a single id: that one is UNKNOWN."""
+        ...
+
+
+class Parser(Protocol):
+    """Bytes of one format to blocks. Raises Rejected with a code for content that cannot be read."""
+
+    version: str  # part of the recipe fingerprint: a change re-parses
+
+    def parse(self, raw: BinaryIO, name: str) -> Parsed: ...
+
+
+class Embedder(Protocol):
+    """Texts to vectors. One call = one request; the embed stage batches, retries, splits and checks."""
+
+    fingerprint: str  # everything that changes the vectors: model, revision, prefixes, dimension
+    dimension: int
+    max_batch: int  # texts a request
+    max_batch_tokens: int  # estimated tokens a request
+    concurrency: int  # requests at a time that help
+
+    def embed_documents(self, texts: Sequence[str]) -> Vectors:
+        """Raises TooLarge (split it), Rejected (a text is refused), Transient, Fatal."""
+        ...
+
+    def embed_query(self, text: str) -> NDArray[np.float32]:
+        """Shape (dimension,)."""
+        ...
+
+
+class VectorIndex(Protocol):
+    """A vector store. Writing never creates anything; every read sees what search sees."""
+
+    def ensure(self, ref: IndexRef) -> None:
+        """Create what the index needs. Called when a space or a rebuild is made, never by a worker. Idempotent."""
+        ...
+
+    def upsert(self, ref: IndexRef, entries: Sequence[VectorEntry]) -> None:
+        """Idempotent; an entry with an older acl_seq never replaces a newer one. Raises Transient; StateError if dropped."""
+        ...
+
+    def present(self, ref: IndexRef, vec_ids: Sequence[UUID]) -> dict[UUID, int]:
+        """Of these, the ones that search can find now, with their acl_seq."""
+        ...
+
+    def delete(self, ref: IndexRef, vec_ids: Sequence[UUID]) -> None:
+        """Idempotent: what is not there is deleted."""
+        ...
+
+    def search(self, ref: IndexRef, vector: NDArray[np.float32], k: int, acl: Sequence[int] | None) -> list[Candidate]:
+        """Best first. ``acl``: interned principals of the asker as a filter hint; None: no filter."""
+        ...
+
+    def digest(self, ref: IndexRef) -> dict[int, Bucket]:
+        """Count and checksum sum per bucket (the first 12 bits of the id)."""
+        ...
+
+    def ids(self, ref: IndexRef, bucket: int) -> dict[UUID, int]:
+        """Everything in one bucket, with its checksum."""
+        ...
+
+    def drop(self, ref: IndexRef) -> int:
+        """Remove everything of this index by its exact name. Idempotent. Returns what is left (0)."""
+        ...
+
+
+class BlobStore(Protocol):
+    """Objects under keys such as ``spaces/7/docs/12/v3/FETCHER-a1``. A written object is durable when the call returns."""
+
+    def put_many(self, objects: Iterable[tuple[str, bytes]]) -> None:
+        """Write and make durable, as one batch. Raises Transient (code ``blob_store_full`` when there is no space)."""
+        ...
+
+    def get(self, key: str) -> bytes:
+        """Raises Rejected (code ``blob_missing``)."""
+        ...
+
+    def open(self, key: str) -> BinaryIO:
+        """For reading piece by piece. Raises Rejected (code ``blob_missing``)."""
+        ...
+
+    def delete_many(self, keys: Iterable[str]) -> None:
+        """Idempotent."""
+        ...
+
+    def list(self, prefix: str) -> Iterator[str]:
+        """Keys that begin with ``prefix``, in order, in constant memory."""
+        ...
+
+
+Config = dict[str, Any]

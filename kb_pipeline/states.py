@@ -1,0 +1,108 @@
+"""States, events and the one transition table. Whoever changes a status asks next_state() first."""
+
+from enum import StrEnum
+
+from kb_pipeline.errors import StateError
+
+
+class Node(StrEnum):
+    """A step of a task, in the order of the flow. CLEANUP stands apart: it removes what a given-up version left."""
+
+    FETCHER = "FETCHER"
+    PARSER = "PARSER"
+    CHUNKER = "CHUNKER"
+    EMBEDDING = "EMBEDDING"
+    INDEXER = "INDEXER"
+    CLEANUP = "CLEANUP"
+
+
+FLOW: tuple[Node, ...] = (Node.FETCHER, Node.PARSER, Node.CHUNKER, Node.EMBEDDING, Node.INDEXER)
+
+
+class TaskStatus(StrEnum):
+    INIT = "INIT"  # not claimable yet: queued behind the document's live task
+    PENDING = "PENDING"
+    PROCESSING = "PROCESSING"
+    SUCCESS = "SUCCESS"
+    FAILED = "FAILED"  # waits for its next try
+    DEAD = "DEAD"  # retries used up, permanent, or three dead processes
+    CANCELING = "CANCELING"
+    CANCELED = "CANCELED"
+
+
+LIVE = frozenset({TaskStatus.PENDING, TaskStatus.PROCESSING, TaskStatus.FAILED, TaskStatus.CANCELING})
+
+
+class NodeStatus(StrEnum):
+    WAITING = "WAITING"
+    RUNNING = "RUNNING"
+    SUCCESS = "SUCCESS"
+    FAILED = "FAILED"
+    SKIPPED = "SKIPPED"
+    CANCELED = "CANCELED"
+    INTERRUPTED = "INTERRUPTED"
+
+
+class VectorStatus:
+    """Of a chunk's vector, for people. Never a premise for skipping an upsert."""
+
+    WAITING = 0
+    INDEXED = 1
+    FAILED = 2
+    ERASING = 3
+
+
+class Event(StrEnum):
+    ADMIT = "admit"  # queued task gets its turn
+    CLAIM = "claim"
+    ADVANCE = "advance"  # one node done, go on
+    PUBLISH = "publish"
+    FAIL = "fail"
+    GIVE_UP = "give_up"
+    DUE = "due"
+    INTERRUPT = "interrupt"  # the lease ran out: not a failed try
+    RELEASE = "release"  # given back by a process that stops in order
+    RETRY = "retry"  # by an operator
+    CANCEL = "cancel"
+    CLEANED = "cleaned"
+
+
+_S, _E = TaskStatus, Event
+TRANSITIONS: dict[tuple[TaskStatus, Event], TaskStatus] = {
+    (_S.INIT, _E.ADMIT): _S.PENDING,
+    (_S.PENDING, _E.CLAIM): _S.PROCESSING,
+    (_S.PROCESSING, _E.ADVANCE): _S.PROCESSING,
+    (_S.PROCESSING, _E.PUBLISH): _S.SUCCESS,
+    (_S.PROCESSING, _E.FAIL): _S.FAILED,
+    (_S.PROCESSING, _E.GIVE_UP): _S.DEAD,
+    (_S.PROCESSING, _E.INTERRUPT): _S.PENDING,
+    (_S.PROCESSING, _E.RELEASE): _S.PENDING,
+    (_S.FAILED, _E.DUE): _S.PENDING,
+    (_S.FAILED, _E.RETRY): _S.PENDING,
+    (_S.DEAD, _E.RETRY): _S.PENDING,
+    (_S.INIT, _E.CANCEL): _S.CANCELING,
+    (_S.PENDING, _E.CANCEL): _S.CANCELING,
+    (_S.PROCESSING, _E.CANCEL): _S.CANCELING,
+    (_S.FAILED, _E.CANCEL): _S.CANCELING,
+    (_S.DEAD, _E.CANCEL): _S.CANCELING,
+    (_S.CANCELING, _E.CLEANED): _S.CANCELED,
+}
+
+
+def next_state(status: TaskStatus, event: Event) -> TaskStatus:
+    """The state after ``event``. Raises StateError where the table has no such transition."""
+    try:
+        return TRANSITIONS[status, event]
+    except KeyError:
+        raise StateError(f"a task that is {status} cannot {event}", code="bad_transition") from None
+
+
+def sources_of(event: Event) -> list[str]:
+    """Every status that ``event`` may start from: the guard of the UPDATE that carries it out."""
+    return sorted(status.value for status, e in TRANSITIONS if e is event)
+
+
+def next_node(node: Node) -> Node | None:
+    """The node behind ``node`` in the flow, None behind the last."""
+    i = FLOW.index(node)
+    return FLOW[i + 1] if i + 1 < len(FLOW) else None
