@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, BinaryIO
 from uuid import UUID
 
 Json = dict[str, Any]
@@ -71,9 +71,13 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """The content of one item, with the revision it was read at (not the listing's)."""
+    """The content of one item, with the revision it was read at (not the listing's).
 
-    data: bytes
+    ``data`` is complete and at its start: in memory when small, a temporary file when large. Whoever takes it closes it.
+    """
+
+    data: BinaryIO
+    size_bytes: int
     revision: str
     media_type: str | None = None  # only where the source knows better than the bytes
 

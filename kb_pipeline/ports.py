@@ -5,7 +5,7 @@ Adapters raise the errors of ``errors.py`` only, and never hold state that anoth
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Protocol
+from typing import BinaryIO, Protocol
 from uuid import UUID
 
 import numpy as np
@@ -127,7 +127,7 @@ class VectorIndex(Protocol):
 class BlobStore(Protocol):
     """Objects under keys such as ``spaces/7/docs/12/v3/FETCHER-a1``. A written object is durable when the call returns."""
 
-    def put_many(self, objects: Iterable[tuple[str, bytes]]) -> None:
+    def put_many(self, objects: Iterable[tuple[str, bytes | BinaryIO]]) -> None:
         """Write and make durable, as one batch. Raises Transient (code ``blob_store_full`` when there is no space)."""
         ...
 
@@ -143,9 +143,7 @@ class BlobStore(Protocol):
         """Idempotent."""
         ...
 
-    def list(self, prefix: str) -> Iterator[str]:
+    def keys(self, prefix: str) -> Iterator[str]:
         """Keys that begin with ``prefix``, in order, in constant memory."""
         ...
 
-
-Config = dict[str, Any]
