@@ -64,6 +64,7 @@ class Event(StrEnum):
     RELEASE = "release"  # given back by a process that stops in order
     RETRY = "retry"  # by an operator
     CANCEL = "cancel"
+    SUPERSEDE = "supersede"  # newer content of the same document
     CLEANED = "cleaned"
 
 
@@ -85,6 +86,10 @@ TRANSITIONS: dict[tuple[TaskStatus, Event], TaskStatus] = {
     (_S.PROCESSING, _E.CANCEL): _S.CANCELING,
     (_S.FAILED, _E.CANCEL): _S.CANCELING,
     (_S.DEAD, _E.CANCEL): _S.CANCELING,
+    (_S.INIT, _E.SUPERSEDE): _S.CANCELED,  # it has written nothing yet
+    (_S.DEAD, _E.SUPERSEDE): _S.CANCELED,  # what it left was given up when it died
+    (_S.PENDING, _E.SUPERSEDE): _S.CANCELING,
+    (_S.FAILED, _E.SUPERSEDE): _S.CANCELING,
     (_S.CANCELING, _E.CLEANED): _S.CANCELED,
 }
 

@@ -1,0 +1,140 @@
+"""Connections and transactions. Works behind a transaction pooler: nothing here lives longer than a transaction.
+
+``prepare_threshold=None`` on purpose: a prepared statement's generic plan locks every partition when it is built.
+"""
+
+import os
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg.rows import namedtuple_row
+from psycopg_pool import ConnectionPool, PoolTimeout
+
+from kb_pipeline.errors import Fatal, Misconfigured, Transient
+from kb_pipeline.statements import load_statements
+
+SQL = load_statements(__package__, "database.sql")
+Connection = psycopg.Connection[Any]
+Pool = ConnectionPool[Connection]
+T = TypeVar("T")
+
+LOCK_TIMEOUT = "5s"
+STATEMENT_TIMEOUT = "120s"
+_RETRIED = (psycopg.errors.DeadlockDetected, psycopg.errors.LockNotAvailable, psycopg.errors.SerializationFailure)
+_TRIES = 8
+
+
+def open_pool(url: str, *, max_size: int = 8, application: str = "kb") -> Pool:
+    """A pool whose connections return named tuples. Raises Misconfigured, Fatal when the server cannot be used."""
+    kwargs = {"prepare_threshold": None, "row_factory": namedtuple_row, "application_name": application, "connect_timeout": 10}
+    _probe(url, kwargs)
+    pool: Pool = ConnectionPool(url, min_size=1, max_size=max_size, kwargs=kwargs, open=False, name=application)
+    pool.open()
+    return pool
+
+
+def _probe(url: str, kwargs: dict[str, Any]) -> None:
+    try:
+        with psycopg.connect(url, **kwargs) as c:
+            version = c.info.server_version
+    except psycopg.OperationalError as e:
+        reason = str(e).strip().splitlines()[-1] if str(e).strip() else "no answer"
+        raise Fatal(f"database unreachable: {reason}. Check KB_DATABASE_URL and that the server runs", code="database_down") from e
+    except psycopg.ProgrammingError as e:
+        raise Misconfigured(f"KB_DATABASE_URL is not a connection string: {e}", code="bad_setting") from e
+    if version < 150000:
+        raise Misconfigured(f"PostgreSQL {version // 10000} is too old: 15 or later is needed", code="database_too_old")
+
+
+@contextmanager
+def connection(pool: Pool) -> Iterator[Connection]:
+    """A connection outside of a transaction block: each statement commits by itself."""
+    try:
+        with pool.connection() as c:
+            c.autocommit = True
+            try:
+                yield c
+            finally:
+                if not c.closed and c.info.transaction_status == psycopg.pq.TransactionStatus.IDLE:
+                    c.autocommit = False
+    except (psycopg.OperationalError, PoolTimeout) as e:
+        raise _translated(e) from e
+
+
+@contextmanager
+def transaction(pool: Pool) -> Iterator[Connection]:
+    """One transaction with bounded waits. Vendor errors become Transient, so that the caller's work is tried again."""
+    try:
+        with pool.connection() as c, c.transaction():
+            c.execute(SQL.bound_waits, {"lock": LOCK_TIMEOUT, "statement": STATEMENT_TIMEOUT})
+            yield c
+    except _RETRIED:
+        raise
+    except (psycopg.OperationalError, PoolTimeout) as e:
+        raise _translated(e) from e
+
+
+def retried(work: Callable[[], T]) -> T:
+    """Run ``work`` again after a deadlock or a lock timeout: it must be one whole transaction."""
+    for left in reversed(range(_TRIES)):
+        try:
+            return work()
+        except _RETRIED as e:
+            if not left:
+                raise Transient(f"the database was busy: {type(e).__name__} {_TRIES} times", code="database_busy") from e
+            time.sleep(random.uniform(0.05, 0.3))
+    raise AssertionError("unreachable")
+
+
+def _translated(e: Exception) -> Transient | Fatal:
+    if isinstance(e, psycopg.errors.DiskFull):
+        return Fatal("the database's disk is full: free some space and run the same command again", code="database_full")
+    lines = str(e).strip().splitlines()
+    return Transient(f"database: {lines[0] if lines else type(e).__name__}", code="database_down")
+
+
+def copy_rows(c: Connection, statement: Any, types: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Binary COPY of ``rows``; ``types`` are PostgreSQL type names, one a column."""
+    with c.cursor().copy(statement) as copy:
+        copy.set_types(types)
+        for row in rows:
+            copy.write_row(row)
+
+
+@cache
+def worker_id() -> str:
+    """Who we are to other processes: host, boot, pid and its start, so that a dead owner on this host is known as dead."""
+    return f"{os.uname().nodename}/{_boot()}/{os.getpid()}/{_started(os.getpid())}"
+
+
+def is_dead(owner: str) -> bool:
+    """True only if ``owner`` was a process of this host and boot and does not run any more."""
+    parts = owner.rsplit("/", 3)
+    if len(parts) != 4 or parts[0] != os.uname().nodename or not _boot():
+        return False
+    return parts[1] != _boot() or _started(int(parts[2])) != parts[3]
+
+
+@cache
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()[:8] + _pid_namespace()
+    except OSError:
+        return ""
+
+
+def _pid_namespace() -> str:
+    return os.readlink("/proc/self/ns/pid").removeprefix("pid:")
+
+
+def _started(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[19]
+    except OSError:
+        return ""

@@ -1,0 +1,65 @@
+"""The INDEXER's transactions: what has to be in the index, and the one that publishes (old or new, never neither, never both)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from kb_pipeline.statements import load_statements
+from kb_pipeline.store.database import Connection
+
+SQL = load_statements(__package__, "publications.sql")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A vector that must be in the index before its version may be published."""
+
+    chunk_id: int
+    doc_id: int
+    vec_id: UUID
+    checksum: int
+    bucket: int
+    acl: tuple[int, ...]
+    acl_seq: int
+
+
+def revive(c: Connection, space_id: int, shard: int, docs: Sequence[int], versions: Sequence[int]) -> list[Wanted]:
+    """INDEXER 1: chunks whose vector is being erased get a new name; then everything that the versions want indexed.
+
+    From here on nobody can mark them for erasing: the version is PROCESSING. Documents are locked by the caller.
+    """
+    values = {"space": space_id, "shard": shard, "docs": list(docs), "versions": list(versions)}
+    c.execute(SQL.revive, values)
+    return [Wanted(*r[:5], tuple(r.acl), r.acl_seq) for r in c.execute(SQL.wanted, values)]
+
+
+def publishable(c: Connection, docs: Mapping[int, int]) -> dict[int, tuple[int, int]]:
+    """doc -> (current version, acl_seq) of documents that are not deleted."""
+    rows = c.execute(SQL.publishable, {"docs": list(docs)})
+    return {r.id: (r.current_ver, r.acl_seq) for r in rows}
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    documents: int
+    appeared: int  # chunks that became current
+    left: int
+
+
+def publish(c: Connection, space_id: int, shard: int, versions: Mapping[int, int]) -> Published:
+    """INDEXER 5, behind the fence with documents and index locked: doc -> version become current, all of them or none."""
+    values = {"space": space_id, "shard": shard, "docs": list(versions), "versions": list(versions.values())}
+    c.execute(SQL.close_publications, values)
+    row = c.execute(SQL.publish, values).fetchone()
+    c.execute(SQL.restate, values)
+    return Published(row.documents, row.appeared, row.lost)
+
+
+def close_all(c: Connection, doc_ids: Sequence[int], at: datetime | None = None) -> None:
+    c.execute(SQL.close_publications, {"docs": list(doc_ids), "at": at})
+
+
+def publication_rows(c: Connection, doc_id: int) -> list[Any]:
+    return c.execute(SQL.rows, {"doc": doc_id}).fetchall()

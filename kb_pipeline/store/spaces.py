@@ -1,0 +1,158 @@
+"""kb_space, and what belongs to it alone: its model, its index row, its shard. The space lock lives here."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg.types.json import Jsonb
+
+from kb_pipeline.errors import Misconfigured, Transient
+from kb_pipeline.model import ChunkParams, IndexRef, Json
+from kb_pipeline.statements import load_statements
+from kb_pipeline.store.database import Connection
+
+SQL = load_statements(__package__, "spaces.sql")
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """One knowledge base. ``generation`` fences every write; ``shard`` is read again in each transaction that writes."""
+
+    id: int
+    key: str
+    name: str
+    status: str
+    generation: int
+    model_id: int
+    fingerprint: str
+    dimension: int
+    embedder: str
+    embedder_options: Json
+    index_kind: str
+    index_options: Json
+    chunking: Json
+    retained_versions: int
+    schedule: str
+    audience: list[list[str]] | None
+
+    @property
+    def chunk_params(self) -> ChunkParams:
+        return ChunkParams(**self.chunking)
+
+
+def create_space(c: Connection, values: Mapping[str, Any]) -> Space:
+    """A new space in the emptiest shared shard, with its FOLLOWING index row. Raises Misconfigured if the key is taken."""
+    try:
+        c.execute(SQL.create, _json(values))
+    except psycopg.errors.UniqueViolation as e:
+        raise Misconfigured(f"space {values['key']!r} exists already", code="space_exists") from e
+    except psycopg.errors.CheckViolation as e:
+        raise Misconfigured(
+            f"space key {values['key']!r}: use 1 to 63 of a-z, 0-9, '-' and '_', beginning with a letter or digit", code="bad_space_key"
+        ) from e
+    space = get_space(c, str(values["key"]))
+    c.execute(SQL.create_index, {"space": space.id, "model": space.model_id, "prefix": "kb_"})
+    c.execute(SQL.create_floor, {"space": space.id})
+    return space
+
+
+def serve_index(c: Connection, space_id: int) -> None:
+    """The first index of a space is served as soon as it has been made."""
+    c.execute(SQL.serve_index, {"space": space_id})
+
+
+def ensure_model(c: Connection, fingerprint: str, dimension: int) -> int:
+    return int(c.execute(SQL.ensure_model, {"fingerprint": fingerprint, "dimension": dimension}).fetchone().id)
+
+
+def get_space(c: Connection, key: str) -> Space:
+    """The living space of this key. Raises Misconfigured with the keys that exist."""
+    row = c.execute(SQL.get, {"key": key, "id": None}).fetchone()
+    if row is None:
+        keys = ", ".join(s.key for s in list_spaces(c)) or "none yet"
+        raise Misconfigured(f"no space {key!r} (there are: {keys}). Make it with: kb space add {key}", code="no_space")
+    return Space(*row)
+
+
+def space_by_id(c: Connection, space_id: int) -> Space | None:
+    row = c.execute(SQL.get, {"key": None, "id": space_id}).fetchone()
+    return Space(*row) if row else None
+
+
+def list_spaces(c: Connection) -> list[Space]:
+    return [Space(*row) for row in c.execute(SQL.list_all)]
+
+
+def update_space(c: Connection, space_id: int, values: Mapping[str, Any]) -> None:
+    """Set name, schedule, retained_versions, chunking or audience; keys that are absent stay."""
+    current = {"name": None, "schedule": None, "retained_versions": None, "chunking": None, "audience": None, "set_audience": False}
+    c.execute(SQL.update, _json({**current, **values, "space": space_id}))
+
+
+def lock_shared(c: Connection, space: Space) -> int | None:
+    """Take the shared space lock in a statement of its own, then the shard; None if the space is gone or another generation."""
+    c.execute(SQL.lock_shared, {"space": space.id})
+    row = c.execute(SQL.shard, {"space": space.id, "generation": space.generation}).fetchone()
+    return None if row is None else int(row.shard)
+
+
+def lock_exclusive(c: Connection, space_id: int) -> None:
+    c.execute(SQL.lock_exclusive, {"space": space_id})
+
+
+def living_indexes(c: Connection, space_id: int) -> list[IndexRef]:
+    """Indexes that may hold vectors of the space, the serving one first."""
+    return [IndexRef(*row) for row in c.execute(SQL.living_indexes, {"space": space_id})]
+
+
+def serving_index(c: Connection, space_id: int) -> IndexRef:
+    """Raises Transient while a space is being made or removed."""
+    row = c.execute(SQL.serving_index, {"space": space_id}).fetchone()
+    if row is None:
+        raise Transient(f"space {space_id} serves no index", code="no_serving_index")
+    return IndexRef(*row)
+
+
+def lock_serving_index(c: Connection, space_id: int) -> int | None:
+    """FOR SHARE on the serving and the following index rows; the id of the serving one."""
+    rows = c.execute(SQL.lock_indexes, {"space": space_id}).fetchall()
+    return next((int(r.id) for r in rows if r.status == "SERVING"), None)
+
+
+def wants_own_shard(c: Connection, space: Space, threshold: int, promised: int = 0) -> bool:
+    """Is the space in a shared shard, and past the threshold, or promised to pass it?"""
+    return bool(c.execute(SQL.wants_own_shard, {"space": space.id, "threshold": threshold, "promised": promised}).fetchone().yes)
+
+
+def promote(c: Connection, space: Space, vector_table: str | None) -> int | None:
+    """Move the space to a spare shard in this transaction (exclusive lock held by it). None: somebody did, or the space is gone."""
+    lock_exclusive(c, space.id)
+    row = c.execute(SQL.promotable, {"space": space.id, "generation": space.generation}).fetchone()
+    if row is None:
+        return None
+    c.execute(SQL.ensure_spares, {"wanted": 2})
+    taken = c.execute(SQL.take_spare, {"space": space.id}).fetchone()
+    if taken is None:
+        raise Transient("no spare shard is free", code="no_spare_shard")
+    where = {"space": space.id, "old": row.shard, "new": taken.shard}
+    for statement in (SQL.copy_state, SQL.copy_text, SQL.copy_retry):
+        c.execute(statement, where)
+    if vector_table is not None:
+        c.execute(psycopg.sql.SQL(SQL.copy_vectors).format(table=psycopg.sql.Identifier(vector_table)), where)
+    c.execute(SQL.moved, where)
+    return int(taken.shard)
+
+
+def principal_ids(c: Connection, names: list[str]) -> list[int]:
+    """Interned ids, made where they are new."""
+    return [int(r.id) for r in c.execute(SQL.intern_principals, {"names": sorted(set(names))})]
+
+
+def known_principal_ids(c: Connection, names: list[str]) -> list[int]:
+    return [int(r.id) for r in c.execute(SQL.known_principals, {"names": sorted(set(names))})]
+
+
+def _json(values: Mapping[str, Any]) -> dict[str, Any]:
+    wrapped = ("embedder_options", "index_options", "chunking", "audience")
+    return {k: Jsonb(v) if k in wrapped and v is not None else v for k, v in values.items()}

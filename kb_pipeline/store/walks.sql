@@ -1,0 +1,86 @@
+-- name: lease
+SELECT owner, until >= clock_timestamp() AS held FROM sync_lease WHERE source_id = %(source)s
+
+-- name: take
+UPDATE sync_lease SET owner = %(me)s, token = token + 1, until = clock_timestamp() + %(ttl)s * interval '1 second'
+WHERE source_id = %(source)s AND (until < clock_timestamp() OR (owner = %(dead)s AND owner <> '')) RETURNING token
+
+-- name: renew
+UPDATE sync_lease SET until = clock_timestamp() + %(ttl)s * interval '1 second' WHERE source_id = %(source)s AND token = %(token)s
+
+-- name: release
+UPDATE sync_lease SET until = '-infinity', owner = '' WHERE source_id = %(source)s AND token = %(token)s
+
+-- name: open_job
+SELECT j.id, j.walk_id, j.resumed, j.started_at, j.verdict, j.reasons, j.counts, s.checkpoint
+FROM sync_job j JOIN kb_source s ON s.id = j.source_id
+WHERE j.source_id = %(source)s AND j.status IN ('PENDING', 'RUNNING') FOR UPDATE OF j
+
+-- name: begin
+INSERT INTO sync_job (space_id, source_id, walk_id, status, source_started)
+VALUES (%(space)s, %(source)s, nextval('kb_walk_id'), 'RUNNING', %(clock)s) RETURNING id, walk_id, started_at
+
+-- name: mark_resumed
+UPDATE sync_job SET resumed = true WHERE id = %(job)s
+
+-- name: checkpoint
+UPDATE kb_source SET checkpoint = %(checkpoint)s WHERE id = %(source)s
+
+-- name: progress
+UPDATE sync_job SET verdict = %(verdict)s, reasons = %(reasons)s, counts = %(counts)s WHERE id = %(job)s
+
+-- name: end
+UPDATE sync_job SET status = %(status)s, verdict = %(verdict)s, reasons = %(reasons)s, counts = %(counts)s, error = %(error)s,
+    finished_at = clock_timestamp()
+WHERE id = %(job)s AND status IN ('PENDING', 'RUNNING')
+
+-- name: forget_seen
+DELETE FROM sync_seen WHERE walk_id = %(walk)s
+
+-- name: unchanged
+WITH j AS (INSERT INTO sync_job (space_id, source_id, walk_id, status, source_started, counts, finished_at)
+           VALUES (%(space)s, %(source)s, nextval('kb_walk_id'), 'SUCCESS', %(clock)s, %(counts)s, clock_timestamp()) RETURNING source_id)
+UPDATE kb_source s SET listing_at = clock_timestamp() FROM j WHERE s.id = j.source_id
+
+-- name: complete_listing
+UPDATE kb_source SET listing_count = %(count)s, listing_at = clock_timestamp(), listing_digest = %(digest)s,
+    watermark = watermark || %(watermark)s, waiting_deletions = 0
+WHERE id = %(source)s
+
+-- name: waiting
+UPDATE kb_source SET waiting_deletions = %(waiting)s WHERE id = %(source)s
+
+-- name: mark_seen
+INSERT INTO sync_seen (walk_id, doc_id) SELECT %(walk)s, d FROM unnest(%(docs)s::bigint[]) d ORDER BY d ON CONFLICT DO NOTHING
+
+-- name: seen_watermark
+SELECT CASE WHEN is_called THEN last_value ELSE 0 END AS value FROM kb_seen_seq
+
+-- name: seen_count
+SELECT count(*) AS n FROM sync_seen WHERE walk_id = %(walk)s
+
+-- name: count_unseen
+SELECT count(*) AS n FROM kb_doc d
+WHERE d.source_id = %(source)s AND d.status <> 'DELETED' AND d.hidden_sync IS NULL AND d.seen_at < %(started)s::timestamptz - %(lag)s * interval '1 second'
+  AND NOT EXISTS (SELECT FROM sync_seen s WHERE s.walk_id = %(walk)s AND s.doc_id = d.id)
+
+-- name: lock_unseen
+SELECT d.id FROM kb_doc d
+WHERE d.source_id = %(source)s AND d.status <> 'DELETED' AND d.hidden_sync IS NULL AND d.seen_at < %(started)s::timestamptz - %(lag)s * interval '1 second'
+  AND NOT EXISTS (SELECT FROM sync_seen s WHERE s.walk_id = %(walk)s AND s.doc_id = d.id)
+ORDER BY d.id LIMIT %(limit)s FOR UPDATE OF d
+
+-- name: hide
+UPDATE kb_doc d SET hidden_sync = %(walk)s, hidden_at = clock_timestamp(), seen_seq = nextval('kb_seen_seq'), seen_at = clock_timestamp()
+WHERE d.id = ANY(%(ids)s::bigint[]) AND d.hidden_sync IS NULL AND d.status <> 'DELETED'
+  AND d.seen_at < %(started)s::timestamptz - %(lag)s * interval '1 second'
+  AND NOT EXISTS (SELECT FROM sync_seen s WHERE s.walk_id = %(walk)s AND s.doc_id = d.id)
+RETURNING d.id, d.external_id, d.hidden_sync
+
+-- name: hidden
+SELECT id, external_id, hidden_sync FROM kb_doc
+WHERE source_id = %(source)s AND status <> 'DELETED' AND hidden_sync IS NOT NULL AND id > %(after)s ORDER BY id LIMIT %(limit)s
+
+-- name: recent
+SELECT id, status, verdict, reasons, resumed, counts, started_at, finished_at, error FROM sync_job
+WHERE source_id = %(source)s ORDER BY id DESC LIMIT %(limit)s
