@@ -8,6 +8,8 @@ import re
 import unicodedata
 from array import array
 from bisect import bisect_right
+from io import StringIO
+from itertools import chain, pairwise
 from re import Pattern
 from typing import Protocol
 
@@ -21,8 +23,10 @@ _LINK = r"!?\[([^\[\]\n]*)\]\((?:[^()\n]++|\([^()\n]*+\))*+\)"
 _COMMENT = r"<!--(?s:.*?)-->"
 _TAG = r"<a [^<>\n]*></a>|</?span(?: [^<>\n]*)?>"
 _LINKS, _COMMENTS, _TAGS = ((re.compile(f"(){p}"), re.compile(f"{_CODE}|{p}")) for p in (_LINK, _COMMENT, f"(?:{_TAG})"))
-_HEADING_ID = re.compile(r"[ \t]?\{#[^{}\s]*\}(?=[ \t]*#*\Z)")
-_LEADING = re.compile(r"\A(?:[ \t\ufeff]*\n)*+\ufeff*+")
+# behind a heading's own words: an id, or a badge such as "new in 5.0"; a span anywhere else holds words of the text
+_HEADING_TAIL = re.compile(r"(?<=[^\s#])[ \t]*+(?:\{#[^{}\s]*+\}|<span [^<>\n]*+>[^<\n]*+</span>)(?=[ \t]*+#*+\Z)")
+_LEADING = re.compile(r"\A(?:[ \t\ufeff]*+\n)*+(?:[ \t\ufeff]*+\Z|\ufeff*+)")
+_TO_LAST_COMMENT = re.compile(r"(?s:.*)-->(?:[^`\n<]*+`++)?")  # and the code in backticks that it stands in
 _PADDING = re.compile(r" (?<=\S ) +")
 _TRAILING = re.compile(r"(?<![ \t])[ \t]+(?=\n)")
 _DASHES = re.compile(r"-{4,}")
@@ -33,6 +37,7 @@ _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 # What one removal uncovers (an image inside a link, say) goes in the next round. A text that does not settle in so many
 # rounds was built to be nested; it keeps its links, so that the time stays linear and the form is still a fixed point.
 _ROUNDS = 8
+_LARGE = 1 << 20
 
 
 def milli_tokens(text: str) -> int:
@@ -79,7 +84,15 @@ class Rewriter(Protocol):
 
 class _Rewrite:
     def substitute(self, pattern: Pattern[str], template: str, text: str) -> str:
-        return pattern.sub(template, text)
+        if len(text) < _LARGE:
+            return pattern.sub(template, text)
+        out, last = StringIO(), 0  # sub() holds every piece as an object: forty times the text in the worst case
+        for m in pattern.finditer(text):
+            out.write(text[last : m.start()])
+            out.write(m.expand(template))
+            last = m.end()
+        out.write(text[last:])
+        return out.getvalue()
 
     def nfc(self, text: str) -> str:
         return unicodedata.normalize("NFC", text)
@@ -107,38 +120,38 @@ class SourceOffsets:
 
     def substitute(self, pattern: Pattern[str], template: str, text: str) -> str:
         """``pattern.sub(template, text)``, remembered."""
-        done, last = _Pass(), 0
-        out: list[str] = []
+        done, out, last = _Pass(), StringIO(), 0
         for m in pattern.finditer(text):
             new = m.expand(template)
             if new != m[0]:
                 done.add(m.start(), m.end(), m.start(2) if pattern.groups == 2 else m.start(), len(new))
-                out += (text[last : m.start()], new)
+                out.write(text[last : m.start()])
+                out.write(new)
                 last = m.end()
-        return self._close(done, out, text[last:]) if out else text
+        out.write(text[last:])
+        self.passes.append(done)
+        return out.getvalue()
 
     def nfc(self, text: str) -> str:
         """NFC of ``text``, remembered cluster by cluster: composition never crosses the start of a cluster."""
         if unicodedata.is_normalized("NFC", text):
             return text
-        starts = [i for i, c in enumerate(text) if not i or not extends(c)]
-        done, out = _Pass(), []
-        for a, b in zip(starts, [*starts[1:], len(text)], strict=True):
-            out.append(unicodedata.normalize("NFC", text[a:b]))
-            if len(out[-1]) != b - a:
-                done.add(a, b, a, len(out[-1]))
-        return self._close(done, out, "")
-
-    def _close(self, done: "_Pass", out: list[str], rest: str) -> str:
+        starts = (i for i, c in enumerate(text) if not i or not _extends(c))
+        done, out = _Pass(), StringIO()
+        for a, b in pairwise(chain(starts, (len(text),))):
+            new = unicodedata.normalize("NFC", text[a:b])
+            if len(new) != b - a:
+                done.add(a, b, a, len(new))
+            out.write(new)
         self.passes.append(done)
-        return "".join(out) + rest
+        return out.getvalue()
 
 
 class _Pass:
     """The edits of one substitution, in order. ``_shift`` is what they added to the offsets of the text behind them."""
 
     def __init__(self) -> None:
-        self._start, self._end, self._kept, self._at, self._length = (array("q") for _ in range(5))
+        self._start, self._end, self._kept, self._at, self._length = (array("I") for _ in range(5))
         self._shift = 0
 
     def add(self, start: int, end: int, kept: int, length: int) -> None:
@@ -159,8 +172,13 @@ class _Pass:
         return self._start[i] if snap or not inside else min(self._kept[i] + inside, self._end[i])
 
 
-def extends(c: str) -> bool:
-    """Does this code point belong to the one before: a mark, joiner, variation selector, skin tone, tag or Hangul jamo?"""
+def is_inside_character(text: str, offset: int) -> bool:
+    """Would a cut before ``offset`` part what a reader sees as one character? ``offset`` is neither the start nor the end."""
+    return text[offset - 1] == "\u200d" or _extends(text[offset])
+
+
+def _extends(c: str) -> bool:
+    """Does it belong to the code point before: a mark, joiner, variation selector, skin tone, tag or Hangul jamo?"""
     return c > "\u02ff" and (
         unicodedata.category(c)[0] == "M"
         or c == "\u200d"
@@ -180,9 +198,8 @@ def _bare(text: str, to: Rewriter) -> str:
         except UnicodeEncodeError:
             text = _LONE_SURROGATE.sub("\ufffd", text)
         text = to.nfc(text)
-    if text[:1] in _BEFORE:
-        text = to.substitute(_LEADING, "", text)
-    return text.rstrip()
+    text = text.rstrip()
+    return to.substitute(_LEADING, "", text) if text[:1] in _BEFORE else text
 
 
 _BEFORE = frozenset(" \t\n\ufeff")
@@ -200,15 +217,15 @@ def _settled(text: str, kind: BlockKind, to: Rewriter) -> str | None:
 
 def _plain(s: str, kind: BlockKind, to: Rewriter) -> str:
     code = "`" in s
+    if kind is BlockKind.HEADING and ("{#" in s or "<span " in s):
+        s = to.substitute(_HEADING_TAIL, "", s)
     if "](" in s:
         s = to.substitute(_LINKS[code], r"\1\2", s)
     if "<" in s:
-        if "<!--" in s and (end := s.rfind("-->") + 3) > 2:  # a comment without an end would be looked for from each start
-            s = to.substitute(_COMMENTS[code], r"\1", s[:end]) + s[end:]
+        if "<!--" in s and (m := _TO_LAST_COMMENT.match(s)):  # a comment without an end would be looked for from each start
+            s = to.substitute(_COMMENTS[code], r"\1", s[: m.end()]) + s[m.end() :]
         if "<a " in s or "span" in s:
             s = to.substitute(_TAGS[code], r"\1", s)
-    if kind is BlockKind.HEADING and "{#" in s:
-        s = to.substitute(_HEADING_ID, "", s)
     if "  " in s:
         s = to.substitute(_PADDING, " ", s)
     if " \n" in s or "\t\n" in s:

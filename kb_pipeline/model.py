@@ -82,6 +82,24 @@ class Fetched:
     media_type: str | None = None  # only where the source knows better than the bytes
 
 
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A living document with its newest version's fingerprint: what "unchanged" is compared with."""
+
+    doc_id: int
+    external_id: str
+    identity: str | None
+    version: int
+    version_status: str | None
+    revision: str | None  # "" = look again at every walk
+    raw_sha256: bytes | None
+    hidden: bool
+    seen_seq: int
+    title: str
+    uri: str
+    error_code: str | None  # of the newest version's task
+
+
 # --- document -------------------------------------------------------------------------------------------------------
 
 

@@ -73,11 +73,28 @@ class Parser(Protocol):
 class Embedder(Protocol):
     """Texts to vectors. One call = one request; the embed stage batches, retries, splits and checks."""
 
-    fingerprint: str  # everything that changes the vectors: model, revision, prefixes, dimension
-    dimension: int
-    max_batch: int  # texts a request
-    max_batch_tokens: int  # estimated tokens a request
-    concurrency: int  # requests at a time that help
+    @property
+    def fingerprint(self) -> str:
+        """Everything that changes the vectors: model, revision, prefixes, dimension."""
+        ...
+
+    @property
+    def dimension(self) -> int: ...
+
+    @property
+    def max_batch(self) -> int:
+        """Texts a request."""
+        ...
+
+    @property
+    def max_batch_tokens(self) -> int:
+        """Estimated tokens a request."""
+        ...
+
+    @property
+    def concurrency(self) -> int:
+        """Requests at a time that help."""
+        ...
 
     def embed_documents(self, texts: Sequence[str]) -> Vectors:
         """Raises TooLarge (split it), Rejected (a text is refused), Transient, Fatal."""
@@ -109,6 +126,10 @@ class VectorIndex(Protocol):
 
     def search(self, ref: IndexRef, vector: NDArray[np.float32], k: int, acl: Sequence[int] | None) -> list[Candidate]:
         """Best first. ``acl``: interned principals of the asker as a filter hint; None: no filter."""
+        ...
+
+    def settle(self, ref: IndexRef) -> bool:
+        """After a load: build what makes search fast, if it is missing. Beside readers and writers; True if it did."""
         ...
 
     def digest(self, ref: IndexRef) -> dict[int, Bucket]:

@@ -193,3 +193,12 @@ END $$;
 SELECT kb_ensure_spare_shards(32);
 UPDATE kb_shard SET state = 'SHARED';
 SELECT kb_ensure_spare_shards(8);
+
+-- Empties a space's own leaves. The caller holds the lock of its kb_shard row: TRUNCATE has no WHERE.
+CREATE FUNCTION kb_truncate_shard(n int) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE leaves text;
+BEGIN
+    SELECT string_agg(format('%I', c.relname), ', ') INTO leaves FROM pg_class c JOIN pg_inherits h ON h.inhrelid = c.oid JOIN pg_class p ON p.oid = h.inhparent
+    WHERE (p.relname IN ('kb_chunk', 'kb_chunk_state') OR p.relname LIKE 'kb\_vector\_m%') AND c.relname = p.relname || '_' || n;
+    EXECUTE 'TRUNCATE ' || leaves;
+END $$;

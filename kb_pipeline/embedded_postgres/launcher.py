@@ -8,8 +8,10 @@ data folder may be changed, so these are tried in order, and the first that reac
 - the account with one ambient capability, CAP_DAC_READ_SEARCH or else CAP_DAC_OVERRIDE, which opens every folder. This needs
   the securebit NO_SETUID_FIXUP too: PostgreSQL checks its binaries with access(2), for which the kernel ignores the
   capabilities of a process whose user is not root, unless that bit is set.
-- a user namespace in which our own uid has the number of the account, so that the files stay ours; this is also the way out
-  for a user without an entry in the password file, which initdb demands.
+
+initdb demands that its user has a name. A user without one (containers run as a number) gets a user namespace in which its
+own uid shows as `nobody`; the files stay its own. For root that is no way out: the kernel lets a namespace map uid 0 only to
+who has CAP_SETFCAP, and root that has that has the capabilities above.
 
 A launcher and no ``preexec_fn``, because that would run between fork and exec of a process that may have threads.
 """
@@ -82,7 +84,6 @@ def _ways(root: Path) -> Iterator[tuple[Account, Callable[[], None]]]:
     yield account, partial(_drop, account)
     yield account, partial(_drop_but_keep, account, _DAC_READ_SEARCH)
     yield account, partial(_drop_but_keep, account, _DAC_OVERRIDE)
-    yield me, partial(_remap, me, account)
 
 
 def _reaches(become: Callable[[], None], root: Path, executable: str) -> bool:
@@ -123,12 +124,13 @@ def _drop_but_keep(account: Account, capability: int) -> None:
     _check(libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, capability, 0, 0))
 
 
-def _remap(inside_out: Account, shown_as: Account) -> None:
+def _remap(me: Account, shown_as: Account) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     _check(libc.unshare(_CLONE_NEWUSER))
-    Path("/proc/self/setgroups").write_text("deny", encoding="ascii")
-    Path("/proc/self/uid_map").write_text(f"{shown_as[0]} {inside_out[0]} 1", encoding="ascii")
-    Path("/proc/self/gid_map").write_text(f"{shown_as[1]} {inside_out[1]} 1", encoding="ascii")
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{shown_as[0]} {me[0]} 1"), ("gid_map", f"{shown_as[1]} {me[1]} 1")):
+        fd = os.open(f"/proc/self/{name}", os.O_WRONLY)
+        os.write(fd, text.encode())
+        os.close(fd)
 
 
 def _check(result: int) -> None:

@@ -125,7 +125,7 @@ class EmbeddedPostgres:
         self._leave()
         patience = _Patience(timeout_seconds)
         with self._own_errors(), self._alone(patience):
-            if not self._held("server.lock") or self._held("users.lock") or self._has_clients():
+            if not self._held("server.lock") or self._held("users.lock", shared=True) or self._has_clients():
                 return False
             return self._stop("fast", patience)
 
@@ -244,13 +244,14 @@ class EmbeddedPostgres:
 
     # --- what is on disk --------------------------------------------------------------------------------------------
 
-    def _held(self, name: str) -> bool:
+    def _held(self, name: str, *, shared: bool = False) -> bool:
+        """Whether anybody has it, or (``shared``) has even a share. Others may probe meanwhile, shares do not disturb them."""
         try:
             fd = os.open(self._root / name, os.O_RDWR)
         except FileNotFoundError:
             return False
         try:
-            return not flock(fd, exclusive=False)
+            return not flock(fd, exclusive=shared)
         finally:
             os.close(fd)
 
@@ -358,7 +359,7 @@ class EmbeddedPostgres:
             raise self._explained(f"{e.filename or self._home}: {e.strerror}") from e
 
     def _explained(self, output: str) -> KbError:
-        if "No space left on device" in output or "Disk quota exceeded" in output:
+        if any(x in output for x in ("No space left on device", "Disk quota exceeded", "Check free disk space")):
             return Fatal(f"the disk of {self._home} is full: the embedded database needs free space", code="disk_full")
         lines = [line.strip() for line in output.splitlines() if line.strip()]
         words = ("FATAL", "PANIC", "error", "Permission denied", "Read-only")

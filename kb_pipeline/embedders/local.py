@@ -5,6 +5,7 @@ No network, no download, about 100 languages. Texts over 512 tokens are windowed
 
 import importlib.util
 import threading
+import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,8 @@ from kb_pipeline.ports import Vectors
 # Part of the fingerprint, so that a new release of the package re-embeds nothing unless its vectors differ.
 MODEL = "multilingual-e5-small-q4"
 REVISION = "1"
+_LIGATURE = "\ufdfa"
+_LIGATURE_SPELLED = unicodedata.normalize("NFKC", _LIGATURE)  # what the tokenizer makes of it itself
 
 
 class Config(BaseModel):
@@ -72,8 +75,10 @@ class LocalEmbedder:
 
 
 def _readable(text: str) -> str:
-    # The engine takes C strings: a NUL would end the text, and a lone surrogate cannot be encoded.
-    return text.replace("\0", " ").encode("utf-8", "replace").decode("utf-8")
+    # The engine takes C strings: a NUL would end the text, and a lone surrogate cannot be encoded. Its tokenizer reserves
+    # four code points for each byte, and one character (an Arabic ligature) normalises to six: many of them end the process.
+    text = text.replace("\0", " ").replace(_LIGATURE, _LIGATURE_SPELLED)
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _missing(cause: str) -> KbError:

@@ -15,13 +15,14 @@ from kb_pipeline.model import Block, BlockKind, Parsed
 from kb_pipeline.parsers.encoding import Text, open_text, storable
 from kb_pipeline.parsers.html_writer import SPACE, BlockWriter
 
-MAIN_CHARS = 2 << 20  # larger pages are data rather than articles
+MAIN_CHARS = 512 << 10  # 1.5 s and 145 MB at this size; larger pages are data rather than articles
 MAIN_DEPTH = 250  # libxml2's trees end at 256 levels, silently
 MAIN_SHARE = 0.25  # main content that is less than this part of the visible text has missed something
 PIECE_CHARS = 64 << 10
 
 CHARSET = re.compile(rb"""<(?:meta\s[^>]{0,200}?charset|\?xml\s[^>]{0,100}?encoding)\s*=\s*["']?\s*([\w.:-]{2,40})""", re.I)
-TITLE = re.compile(r"<title(?:\s[^>]*)?>(.*?)</title\s*>", re.I | re.S)
+TITLE = re.compile(r"<title[\s>]", re.I)
+TITLE_END = re.compile(r"</title", re.I)
 
 AROUND = frozenset({"nav", "footer", "aside"})  # what stands beside the content
 # trafilatura's names (TEI) for HTML's
@@ -48,7 +49,7 @@ class HtmlParser:
             title = _named_title(next(text.pieces(), "")[:PIECE_CHARS])
             return Parsed(_visible(text, BlockWriter(AROUND), name), title, text.meta() | {"content": "visible"})
         blocks, content = _best(text, name)
-        heading = next((b.text.lstrip("# ") for b in blocks if b.kind is BlockKind.HEADING and b.level == 1), None)
+        heading = next((b.text[2:] for b in blocks if b.kind is BlockKind.HEADING and b.level == 1), None)
         return Parsed(iter(blocks), heading or _named_title(text.whole), text.meta() | {"content": content})
 
 
@@ -57,7 +58,8 @@ def _best(text: Text, name: str) -> tuple[list[Block], str]:
     visible = list(_visible(text, writer, name))
     if writer.max_depth <= MAIN_DEPTH and text.whole is not None:
         main = _main(text.whole)
-        if main and _size(main) >= MAIN_SHARE * _size(visible):
+        # its last resort is one paragraph without structure, navigation included
+        if main and _size(main) >= MAIN_SHARE * _size(visible) and 2 * _structured(main) >= _structured(visible):
             return main, "main"
     return visible or list(_visible(text, BlockWriter(frozenset()), name)), "visible"
 
@@ -66,11 +68,19 @@ def _size(blocks: list[Block]) -> int:
     return sum(len(b.text) for b in blocks)
 
 
+def _structured(blocks: list[Block]) -> int:
+    return sum(b.kind is not BlockKind.TEXT for b in blocks)
+
+
 def _named_title(page: str) -> str | None:
     from html import unescape
 
-    found = TITLE.search(page)
-    return (SPACE.sub(" ", storable(unescape(found[1]))).strip() or None) if found else None
+    begin = TITLE.search(page)
+    end = TITLE_END.search(page, begin.end()) if begin else None
+    if begin is None or end is None:
+        return None
+    title = page[page.find(">", begin.end() - 1) + 1 : end.start()]
+    return SPACE.sub(" ", storable(unescape(title))).strip() or None
 
 
 def _visible(text: Text, writer: BlockWriter, name: str) -> Iterator[Block]:
@@ -99,6 +109,7 @@ def _main(page: str) -> list[Block]:
     parser = lxml.html.HTMLParser(encoding="utf-8")
     try:
         tree = lxml.html.document_fromstring(page.encode(), parser=parser)
+        _mark_code(tree)
         found = bare_extraction(
             tree, favor_recall=True, include_comments=False, include_tables=True, include_links=True, include_formatting=True
         )
@@ -110,6 +121,20 @@ def _main(page: str) -> list[Block]:
     writer = BlockWriter(frozenset())
     _feed(body, writer)
     return list(writer.finish())
+
+
+def _mark_code(tree: Any) -> None:
+    """Every <pre> around one <span>: trafilatura takes other ones for quotes, and folds their lines."""
+    from lxml import etree
+
+    for pre in list(tree.iter("pre")):
+        for line_break in list(pre.iter("br")):
+            line_break.tail = "\n" + (line_break.tail or "")
+        text = "".join(pre.itertext())
+        for child in list(pre):
+            pre.remove(child)
+        pre.text = None
+        etree.SubElement(pre, "span").text = text
 
 
 def _feed(root: Any, writer: BlockWriter) -> None:

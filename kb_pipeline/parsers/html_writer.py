@@ -21,8 +21,9 @@ HIDDEN = frozenset(
     ("script", "style", "noscript", "template", "head", "title", "svg", "math", "iframe", "object", "select", "button")
 )
 BLOCKS = frozenset(
-    ("p", "div", "section", "article", "main", "header", "footer", "nav", "aside", "figure", "figcaption", "blockquote", "dl")
-    + ("dt", "dd", "address", "fieldset", "form", "details", "summary", "body", "html", "center", "legend", "hr", "caption")
+    ("p", "div", "section", "article", "main", "header", "footer", "nav", "aside", "figure", "figcaption", "blockquote", "hr")
+) | frozenset(
+    ("dl", "dt", "dd", "address", "fieldset", "form", "details", "summary", "body", "html", "center", "legend", "caption")
 )
 
 

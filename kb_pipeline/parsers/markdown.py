@@ -117,12 +117,16 @@ def split_blocks(lines: Iterable[str]) -> Iterator[Block]:
     pend: list[str] = []
     rest = iter(lines)
     match, kind = MARK.match, BlockKind
-    for line in rest:
-        if "<!--" in line:
-            kept, rest = _without_comment(line, rest)
-            if kept is None:
-                continue
-            line = kept
+    comments = True
+    while (line := next(rest, None)) is not None:  # not a for loop: rest may be replaced
+        if comments and "<!--" in line and (start := _open_comment(line)) >= 0:
+            held, behind = _to_comment_end(rest)
+            if behind is None:  # never closed: text, as is all that looks like a comment from here on
+                comments, rest = False, chain(held, rest)
+            else:
+                line = line[:start] + behind
+                if not line.strip():
+                    continue
         if not line or not line.strip(" \t"):
             if pend:
                 yield from _plain(pend)
@@ -178,22 +182,21 @@ def _pipe_table(text: str) -> str | None:
     return simple_table(text)
 
 
-def _without_comment(line: str, rest: Iterator[str]) -> tuple[str | None, Iterator[str]]:
-    """The line with the comment that begins in it and ends in a later one cut out, and what follows.
-
-    A comment that is never closed is text. None: nothing but the comment stood there.
-    """
+def _open_comment(line: str) -> int:
+    """Where a comment begins that goes on in the next line, or -1."""
     start = line.rfind("<!--")
-    if "-->" in line[start:] or line.count("`", 0, start) % 2:
-        return line, rest
+    return -1 if "-->" in line[start:] or line.count("`", 0, start) % 2 else start
+
+
+def _to_comment_end(rest: Iterator[str]) -> tuple[list[str], str | None]:
+    """The lines read, and what stands behind the end of the comment; None where it does not end in COMMENT_CHARS."""
     held: list[str] = []
     size = 0
-    for other in rest:
-        held.append(other)
-        size += len(other)
-        if (end := other.find("-->")) >= 0:
-            left = line[:start] + other[end + 3 :]
-            return (left if left.strip() else None), rest
+    for line in rest:
+        if (end := line.find("-->")) >= 0:
+            return [], line[end + 3 :]
+        held.append(line)
+        size += len(line) + 1
         if size > COMMENT_CHARS:
             break
-    return line, chain(held, rest)
+    return held, None

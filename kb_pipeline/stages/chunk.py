@@ -11,11 +11,11 @@ chunk: in a document with one title that is the title, and in one with several n
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import chain, pairwise
+from itertools import chain, islice, pairwise
 from zlib import crc32
 
 from kb_pipeline.boundaries import Limits, cut
-from kb_pipeline.canonical import SourceOffsets, canonical, extends, milli_tokens, source_offsets
+from kb_pipeline.canonical import SourceOffsets, canonical, is_inside_character, milli_tokens, source_offsets
 from kb_pipeline.model import Block, BlockKind, Chunk, ChunkParams
 
 CHUNKER_VERSION = "1"  # of the canonical form, the units and the cuts: a change re-embeds everything
@@ -33,7 +33,8 @@ _ITEM = re.compile(r"[ \t]*(?:[-*+]|\d{1,9}[.)])[ \t]")
 _ITEM_STARTS = frozenset("-*+0123456789")
 _TAG = re.compile(r"[ \t]*<(/?)[A-Za-z][^>\n]*(?<!/)>[ \t]*\Z")
 _DELIMITER = re.compile(r"[ \t|:-]+\Z")
-_CODE_LINE = re.compile(r"\n([ \t]*+)(\n?)")
+_LINE_END = re.compile(r"\n")
+_CODE_LINE = re.compile(r"((?:\n[ \t]*+(?=\n))*+)\n(?=[ \t]*+[^ \t\n])")
 _SENTENCE = re.compile(r"[。！？；…]+[”’」』）)\]\"]*|(?<![.!?])[.!?]+[\"')\]]*(?=\s)|\n")
 _CLAUSE = re.compile(r"[，、：,;:]|\s+")
 
@@ -59,7 +60,6 @@ def chunk_blocks(
 class _Part:
     """One block with its canonical text."""
 
-    source: str
     text: str
     block: Block
     strength: int
@@ -82,11 +82,11 @@ class _Part:
 
     def source_at(self, offset: int) -> int:
         """Where a cut before the canonical ``offset`` falls in the source. Asked for in order, each cut twice."""
-        if self.source is self.text:
+        if self.block.text is self.text:
             return offset
         if offset != self.parted[0]:
             if self.offsets is None:
-                self.offsets = source_offsets(self.source, self.block.kind)
+                self.offsets = source_offsets(self.block.text, self.block.kind)
             self.parted = offset, self.offsets.at(offset, self.parted[1])
         return self.parted[1]
 
@@ -105,9 +105,8 @@ def _parts(blocks: Iterable[Block]) -> Iterator[_Part]:
         if part is not None:
             part.after, silent = silent, []
             yield part
-        part = _Part(block.text, text, block, _strength(text, block, part), before=silent)
-        if silent:
-            silent = []
+        part = _Part(text, block, _strength(text, block, part), before=silent)
+        silent = []
     if part is not None:
         part.after = silent
         yield part
@@ -131,7 +130,11 @@ def _strength(text: str, block: Block, previous: _Part | None) -> int:
     if previous is None:
         return BLOCK
     bare = text.lstrip(" \t")
-    if previous.block.kind is BlockKind.HEADING or _opens(previous) or (bare[0] == "<" and _closes(text)):
+    if (
+        previous.block.kind is BlockKind.HEADING
+        or _opens(previous)
+        or (bare[0] == "<" and _tag(text.partition("\n")[0]) == "/")
+    ):
         return NEVER
     if _announces(previous):
         return GLUED
@@ -141,26 +144,19 @@ def _strength(text: str, block: Block, previous: _Part | None) -> int:
     return GLUED if indent >= 2 else BLOCK
 
 
+def _tag(line: str) -> str | None:
+    """ "/" when the line is only a closing tag, "" when only an opening one."""
+    return m[1] if (m := _TAG.match(line)) else None
+
+
 def _opens(part: _Part) -> bool:
-    """Is its last line an opening tag?"""
-    if part.text[-1] != ">" or part.block.kind not in (BlockKind.TEXT, BlockKind.TAG):
-        return False
-    tag = _TAG.match(part.text, part.text.rfind("\n") + 1)
-    return tag is not None and not tag[1]
-
-
-def _closes(text: str) -> bool:
-    """Is its first line a closing tag?"""
-    tag = _TAG.match(text.partition("\n")[0])
-    return tag is not None and bool(tag[1])
+    tagged = part.text[-1] == ">" and part.block.kind in (BlockKind.TEXT, BlockKind.TAG)
+    return tagged and _tag(part.text.rpartition("\n")[2]) == ""
 
 
 def _announces(part: _Part) -> bool:
-    return (
-        part.text[-1] in ":：*"
-        and part.block.kind is not BlockKind.CODE
-        and part.text[-8:].rstrip(" \t\n*")[-1:] in (":", "：")
-    )
+    ends = part.text[-1] in ":：*" and part.block.kind is not BlockKind.CODE
+    return ends and part.text[-8:].rstrip(" \t\n*")[-1:] in (":", "：")
 
 
 def _units(part: _Part, large: int) -> Iterator[tuple[int, int, int]]:
@@ -194,38 +190,19 @@ def _points(part: _Part) -> Iterator[tuple[int, int]]:
 
 def _rows(text: str) -> Iterator[tuple[int, int]]:
     """Rows from the second data row on: header, delimiter and first row stay together."""
-    at = -1
-    for n in range(len(text)):
-        at = text.find("\n", at + 1)
-        if at < 0:
-            return
-        if n > 1:
-            yield at + 1, ROW
+    return ((m.end(), ROW) for m in islice(_LINE_END.finditer(text), 2, None))
 
 
 def _code_lines(text: str) -> Iterator[tuple[int, int]]:
     """Lines, those behind a blank line stronger, but not the first and the last: they stay with their fence."""
-    held: tuple[int, int] | None = None
-    first, at = True, text.find("\n")
-    blank = False
-    while at >= 0:
-        after = text.find("\n", at + 1)
-        line = text[at + 1 : after] if after >= 0 else text[at + 1 :]
-        if not line.strip(" \t"):
-            blank = True
-        elif first:
-            first = blank = False
-        else:
-            if held is not None:
-                yield held
-            held, blank = (at + 1, ROW if blank else LINE), False
-        at = after
+    lines = ((m.end(), ROW if m[1] else LINE) for m in _CODE_LINE.finditer(text))
+    return (line for line, _ in pairwise(islice(lines, 1, None)))
 
 
 def _sentences(text: str) -> Iterator[tuple[int, int]]:
     for m in _SENTENCE.finditer(text):
         end = m.end()
-        if end >= len(text) or _glued(text, end):
+        if end >= len(text) or is_inside_character(text, end):
             continue
         strength = LINE
         if m[0] == "\n":
@@ -242,7 +219,7 @@ def _finer(s: str, large: int) -> Iterator[tuple[int, int]]:
     """Points inside one sentence, line or row that is large: clause ends, and in a large clause characters."""
     start = 0
     for end in chain((m.end() for m in _CLAUSE.finditer(s)), (len(s),)):
-        if end < len(s) and _glued(s, end):
+        if end < len(s) and is_inside_character(s, end):
             continue
         if milli_tokens(s[start:end]) > large:
             yield from ((start + i, CHARACTER) for i in _characters(s[start:end], large))
@@ -270,20 +247,16 @@ def _chosen(s: str) -> Iterator[int]:
     for base in range(0, len(s), length):
         wide = s[base : base + length + 7].encode("utf-32-le", "surrogatepass")
         for i in range(min(length, len(s) - base)):
-            if not crc32(wide[4 * i : 4 * i + 32]) & 15 and base + i and not _glued(s, base + i):
+            if not crc32(wide[4 * i : 4 * i + 32]) & 15 and base + i and not is_inside_character(s, base + i):
                 yield base + i
 
 
 def _character_start(s: str, at: int, floor: int) -> int:
     """The start of the character that the code point at ``at`` belongs to, or ``at`` if that is not behind ``floor``."""
     for i in range(at, floor, -1):
-        if not _glued(s, i):
+        if not is_inside_character(s, i):
             return i
     return at
-
-
-def _glued(s: str, i: int) -> bool:
-    return s[i - 1] == "\u200d" or extends(s[i])
 
 
 # --- windows of units, slices of them -------------------------------------------------------------------------------
@@ -306,16 +279,16 @@ class _Slice:
 
     def display(self, text: str) -> str:
         """The same slice of the sources: what one chunk does not show of a parted block, its neighbour does."""
-        if all(p.source is p.text and not p.before and not p.after for p in self.parts):
+        if all(p.block.text is p.text and not p.before and not p.after for p in self.parts):
             return text
         pieces: list[str] = []
         for p in self.parts:
-            pieces += *p.before, p.source, *p.after
+            pieces += *p.before, p.block.text, *p.after
         first, last = self.parts[0], self.parts[-1]
-        begin = first.source_at(self.start) if self.start else 0
+        begin = first.source_at(self.start)
         if self.stop is not None:
             del pieces[len(pieces) - len(last.after) :]
-            pieces[-1] = last.source[: last.source_at(self.stop)]
+            pieces[-1] = last.block.text[: last.source_at(self.stop)]
         if self.start:
             del pieces[: len(first.before)]
             pieces[0] = pieces[0][begin:]

@@ -1,2 +1,2 @@
 -- name: bound_waits
-SELECT set_config('lock_timeout', %(lock)s, true), set_config('statement_timeout', %(statement)s, true)
+SELECT set_config('lock_timeout', %(lock)s, true) AS lock, set_config('statement_timeout', %(statement)s, true) AS statement

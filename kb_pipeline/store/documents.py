@@ -6,29 +6,11 @@ from datetime import datetime
 from typing import Any
 
 from kb_pipeline.errors import Misconfigured
-from kb_pipeline.model import Item
+from kb_pipeline.model import Item, Known
 from kb_pipeline.statements import load_statements
 from kb_pipeline.store.database import Connection
 
 SQL = load_statements(__package__, "documents.sql")
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """A living document with its newest version's fingerprint: what "unchanged" is compared with."""
-
-    doc_id: int
-    external_id: str
-    identity: str | None
-    version: int
-    version_status: str | None
-    revision: str | None
-    raw_sha256: bytes | None
-    hidden: bool
-    seen_seq: int
-    title: str
-    uri: str
-    error_code: str | None  # of the newest version's task
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +53,9 @@ def lock_documents(c: Connection, doc_ids: Sequence[int]) -> dict[int, int]:
     return {row.id: row.seen_seq for row in rows}
 
 
-def newest_seen(c: Connection, source_id: int, external_ids: Sequence[str]) -> dict[str, int]:
-    """The highest seen_seq of each external id, DELETED rows included."""
-    rows = c.execute(SQL.newest_seen, {"source": source_id, "ids": list(external_ids)})
-    return {row.external_id: row.seen_seq for row in rows}
+def lock_deleted(c: Connection, doc_ids: Sequence[int]) -> None:
+    """Lock documents whatever their status, before ERASE."""
+    c.execute(SQL.lock_any, {"docs": list(doc_ids)})
 
 
 def insert_documents(c: Connection, space_id: int, source_id: int, items: Sequence[Item]) -> dict[str, int]:

@@ -23,8 +23,8 @@ SELECT EXISTS (SELECT FROM kb_doc WHERE source_id = %(source)s AND status <> 'DE
 -- name: lock
 SELECT id, seen_seq FROM kb_doc WHERE id = ANY(%(docs)s::bigint[]) AND status <> 'DELETED' ORDER BY id FOR NO KEY UPDATE
 
--- name: newest_seen
-SELECT external_id, max(seen_seq) AS seen_seq FROM kb_doc WHERE source_id = %(source)s AND external_id = ANY(%(ids)s::text[]) GROUP BY external_id
+-- name: lock_any
+SELECT id FROM kb_doc WHERE id = ANY(%(docs)s::bigint[]) ORDER BY id FOR NO KEY UPDATE
 
 -- name: insert
 INSERT INTO kb_doc (space_id, source_id, external_id, identity, title, uri)

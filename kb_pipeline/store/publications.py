@@ -2,8 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any
 from uuid import UUID
 
 from kb_pipeline.statements import load_statements
@@ -55,11 +53,3 @@ def publish(c: Connection, space_id: int, shard: int, versions: Mapping[int, int
     row = c.execute(SQL.publish, values).fetchone()
     c.execute(SQL.restate, values)
     return Published(row.documents, row.appeared, row.lost)
-
-
-def close_all(c: Connection, doc_ids: Sequence[int], at: datetime | None = None) -> None:
-    c.execute(SQL.close_publications, {"docs": list(doc_ids), "at": at})
-
-
-def publication_rows(c: Connection, doc_id: int) -> list[Any]:
-    return c.execute(SQL.rows, {"doc": doc_id}).fetchall()

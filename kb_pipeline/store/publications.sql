@@ -43,6 +43,3 @@ WITH r AS (DELETE FROM kb_chunk_restated r USING unnest(%(docs)s::bigint[], %(ve
      s AS (UPDATE kb_chunk_state s SET payload = r.payload FROM r WHERE s.shard = %(shard)s::int AND s.space_id = %(space)s AND s.id = r.chunk_id)
 UPDATE kb_chunk c SET page_from = r.page_from, page_to = r.page_to, title_path = r.title_path, display = r.display
 FROM r WHERE c.shard = %(shard)s::int AND c.space_id = %(space)s AND c.id = r.chunk_id
-
--- name: rows
-SELECT version, from_at, to_at FROM kb_publication WHERE doc_id = %(doc)s ORDER BY id

@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import psycopg
+from psycopg import sql
 from psycopg.types.json import Jsonb
 
 from kb_pipeline.errors import Misconfigured, Transient
@@ -125,7 +127,7 @@ def wants_own_shard(c: Connection, space: Space, threshold: int, promised: int =
     return bool(c.execute(SQL.wants_own_shard, {"space": space.id, "threshold": threshold, "promised": promised}).fetchone().yes)
 
 
-def promote(c: Connection, space: Space, vector_table: str | None) -> int | None:
+def promote(c: Connection, space: Space) -> int | None:
     """Move the space to a spare shard in this transaction (exclusive lock held by it). None: somebody did, or the space is gone."""
     lock_exclusive(c, space.id)
     row = c.execute(SQL.promotable, {"space": space.id, "generation": space.generation}).fetchone()
@@ -138,10 +140,29 @@ def promote(c: Connection, space: Space, vector_table: str | None) -> int | None
     where = {"space": space.id, "old": row.shard, "new": taken.shard}
     for statement in (SQL.copy_state, SQL.copy_text, SQL.copy_retry):
         c.execute(statement, where)
-    if vector_table is not None:
-        c.execute(psycopg.sql.SQL(SQL.copy_vectors).format(table=psycopg.sql.Identifier(vector_table)), where)
+    for table in _vector_tables(c, space.id):
+        c.execute(sql.SQL(SQL.copy_vectors).format(table=sql.Identifier(table)), where)
     c.execute(SQL.moved, where)
     return int(taken.shard)
+
+
+def clear_left(c: Connection, space_id: int, *, before: datetime, limit: int) -> int:
+    """Delete up to ``limit`` old rows of a promoted space; when none is left, forget the old shard."""
+    row = c.execute(SQL.left, {"space": space_id, "before": before}).fetchone()
+    if row is None:
+        return 0
+    where = {"space": space_id, "old": row.left_shard, "limit": limit}
+    removed = c.execute(SQL.clear_chunks, where).fetchone().n
+    for table in _vector_tables(c, space_id):
+        removed += c.execute(sql.SQL(SQL.clear_vectors).format(table=sql.Identifier(table)), where).rowcount
+    if not removed:
+        c.execute(SQL.forget_left, where)
+    return int(removed)
+
+
+def _vector_tables(c: Connection, space_id: int) -> list[str]:
+    """Tables that the pgvector index keeps beside the chunks, if it is used here."""
+    return [r.name for r in c.execute(SQL.vector_tables, {"space": space_id})]
 
 
 def principal_ids(c: Connection, names: list[str]) -> list[int]:

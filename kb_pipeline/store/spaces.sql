@@ -104,3 +104,24 @@ SELECT id FROM i UNION SELECT p.id FROM kb_principal p JOIN n ON n.name = p.name
 
 -- name: known_principals
 SELECT id FROM kb_principal WHERE name = ANY(%(names)s::text[])
+
+-- name: vector_tables
+SELECT DISTINCT 'kb_vector_m' || model_id AS name FROM kb_index
+WHERE space_id = %(space)s AND status IN ('FOLLOWING', 'SERVING') AND to_regclass('kb_vector_m' || model_id) IS NOT NULL
+
+-- name: left
+SELECT left_shard FROM kb_space WHERE id = %(space)s AND left_shard IS NOT NULL AND left_shard <> shard AND left_at < %(before)s
+
+-- name: clear_chunks
+WITH ids AS (SELECT id FROM kb_chunk_state WHERE shard = %(old)s::int AND space_id = %(space)s ORDER BY id LIMIT %(limit)s),
+     s AS (DELETE FROM kb_chunk_state c USING ids WHERE c.shard = %(old)s::int AND c.id = ids.id AND c.space_id = %(space)s),
+     t AS (DELETE FROM kb_chunk c USING ids WHERE c.shard = %(old)s::int AND c.id = ids.id AND c.space_id = %(space)s),
+     r AS (DELETE FROM vector_retry c USING ids WHERE c.shard = %(old)s::int AND c.chunk_id = ids.id AND c.space_id = %(space)s)
+SELECT count(*) AS n FROM ids
+
+-- name: clear_vectors
+DELETE FROM {table} WHERE shard = %(old)s::int AND vec_id = ANY(ARRAY(
+    SELECT vec_id FROM {table} WHERE shard = %(old)s::int AND space_id = %(space)s LIMIT %(limit)s))
+
+-- name: forget_left
+UPDATE kb_space SET left_shard = NULL, left_at = NULL WHERE id = %(space)s AND left_shard = %(old)s::int

@@ -91,12 +91,12 @@ def fence(c: Connection, space: Space, claims: Sequence[Claim], *, documents: bo
     return Fence(shard, [x for x in claims if x.task_id in held])
 
 
-def advance(c: Connection, claims: Sequence[Claim], started: datetime, outputs: Mapping[int, Json], *, keep: bool = True) -> None:
-    """One node done: the next one, and the log row. ``keep=False`` gives the task back to the queue. Claims are of one node."""
+def advance(c: Connection, claims: Sequence[Claim], started: datetime, outputs: Mapping[int, Json]) -> None:
+    """One node done: the next one, and the log row; behind the last one SUCCESS. Claims are of one node."""
     if not claims:
         return
     following = next_node(claims[0].node)
-    event = Event.PUBLISH if following is None else Event.ADVANCE if keep else Event.RELEASE
+    event = Event.PUBLISH if following is None else Event.ADVANCE
     _move(c, claims, event, started, outputs, node=following or claims[0].node)
 
 
@@ -111,8 +111,23 @@ def fail(c: Connection, space_id: int, shard: int, failures: Sequence[tuple[Clai
 
 
 def release(c: Connection, claims: Sequence[Claim], started: datetime) -> None:
-    """Back to the queue at the same node: the process stops in order."""
-    _move(c, claims, Event.RELEASE, started, {}, node=claims[0].node if claims else None, log="INTERRUPTED")
+    """Back to the queue at the same node: the process stops in order, or a premise of the work has moved."""
+    if claims:
+        _move(c, claims, Event.RELEASE, started, {}, log="INTERRUPTED")
+
+
+def give_back(c: Connection, claims: Sequence[Claim]) -> None:
+    """Back to the queue, at whatever node each stands: the next node is somebody else's work."""
+    if claims:
+        ids, attempts = [x.task_id for x in claims], [x.attempt for x in claims]
+        c.execute(SQL.give_back, {"ids": ids, "attempts": attempts, "from": sources_of(Event.RELEASE)})
+
+
+def supersede(c: Connection, claims: Sequence[Claim]) -> None:
+    """Something newer is published already: these versions are cleaned up by the sweeper."""
+    if claims:
+        ids, attempts = [x.task_id for x in claims], [x.attempt for x in claims]
+        c.execute(SQL.supersede, {"ids": ids, "attempts": attempts, "from": sources_of(Event.CANCEL)})
 
 
 def _move(
@@ -141,7 +156,7 @@ def _move(
             "from": sources_of(event),
             "to": target.value,
             "node": node.value if node else None,
-            "advanced": event in (Event.ADVANCE, Event.PUBLISH) or (event is Event.RELEASE and log is None),
+            "advanced": event in (Event.ADVANCE, Event.PUBLISH),
             "failed": event in (Event.FAIL, Event.GIVE_UP),
             "log": log or ("FAILED" if failures else "SUCCESS"),
             "started": started,

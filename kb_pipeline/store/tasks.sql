@@ -134,6 +134,17 @@ UPDATE ingestion_task SET status = 'CANCELING', attempt = attempt + 1, cancel_re
     claimed_by = NULL, lease_until = NULL
 WHERE id = %(task)s AND status = ANY(%(from)s::text[])
 
+-- name: give_back
+UPDATE ingestion_task t SET status = 'PENDING', ready_seq = nextval('kb_ready_seq'), updated_at = clock_timestamp(), claimed_by = NULL, lease_until = NULL
+FROM unnest(%(ids)s::bigint[], %(attempts)s::int[]) x (id, attempt)
+WHERE t.id = x.id AND t.attempt = x.attempt AND t.status = ANY(%(from)s::text[])
+
+-- name: supersede
+UPDATE ingestion_task t SET status = 'CANCELING', attempt = t.attempt + 1, cancel_reason = 'superseded by newer content', updated_at = clock_timestamp(),
+    claimed_by = NULL, lease_until = NULL
+FROM unnest(%(ids)s::bigint[], %(attempts)s::int[]) x (id, attempt)
+WHERE t.id = x.id AND t.attempt = x.attempt AND t.status = ANY(%(from)s::text[])
+
 -- name: failed_documents
 SELECT d.external_id, t.id AS task_id, t.status, t.current_node, t.error_code, t.error_message FROM ingestion_task t JOIN kb_doc d ON d.id = t.doc_id
 WHERE t.space_id = %(space)s AND t.status IN ('FAILED', 'DEAD') ORDER BY t.id DESC LIMIT %(limit)s

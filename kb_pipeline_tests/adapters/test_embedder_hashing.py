@@ -46,7 +46,7 @@ def test_shared_words_are_near(question, right, wrong):
 
 
 def test_a_question_finds_its_paragraph_among_many():
-    topics = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda omicron sigma upsilon omega".split()
+    topics = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "sigma", "omega"]
     paragraphs = [f"This page explains how the {a} module talks to the {b} module and why." for a in topics for b in topics]
     vectors = EMBEDDER.embed_documents(paragraphs)
     hits = 0

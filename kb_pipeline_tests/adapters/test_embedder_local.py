@@ -3,6 +3,7 @@
 import importlib.util
 import subprocess
 import sys
+import unicodedata
 
 import numpy as np
 import pytest
@@ -41,6 +42,21 @@ def test_a_nul_does_not_end_the_text(embedder):
     cut, whole, spaced = embedder.embed_documents(["cat", "cat\0dog", "cat dog"])
     assert np.array_equal(whole, spaced)
     assert not np.array_equal(whole, cut)
+
+
+def test_a_ligature_that_overruns_the_tokenizer_is_spelled_out(embedder):
+    """Unprotected, this ends the process; spelled out, it is the same text to the model."""
+    spelled = unicodedata.normalize("NFKC", "\ufdfa")
+    assert len(spelled) == 18
+    assert np.isfinite(embedder.embed_query("\ufdfa" * 500)).all()
+    assert np.array_equal(embedder.embed_query("a \ufdfa b"), embedder._model.query("a \ufdfa b"))
+
+
+def test_no_other_character_overruns_the_tokenizer():
+    """It reserves four code points for each byte of UTF-8."""
+    every = (chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000)
+    longest = [c for c in every if len(unicodedata.normalize("NFKC", c)) > 4 * len(c.encode())]
+    assert longest == ["\ufdfa"]
 
 
 def test_the_model_is_loaded_when_it_is_first_used():

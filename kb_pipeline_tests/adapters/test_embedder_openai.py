@@ -96,7 +96,7 @@ def test_base64_and_float_answers_are_the_same(server):
     assert np.array_equal(embedder(server).embed_documents(TEXTS), plain)
 
 
-@pytest.mark.parametrize("value", ["abc", "AAAA", ["a", "b"], {"x": 1}])
+@pytest.mark.parametrize("value", ["abc", "AAAA", "!AAAAAA==", ["a", "b"], {"x": 1}])
 def test_a_vector_that_cannot_be_read_is_temporary(server, value):
     server.behaviour = entries(lambda e: [{**x, "embedding": value} for x in e])
     with pytest.raises(Transient) as caught:

@@ -153,6 +153,12 @@ def test_one_poison_text_costs_a_logarithm_of_requests():
     assert len(told.requests) <= 1 + 2 * 6 + 1  # the batch, two halves a level, one harmless text
 
 
+def test_an_endpoint_that_has_answered_is_not_asked_again_with_a_harmless_text():
+    told = Told(refusing({"text 005"}), max_batch=4)
+    merged(embed_texts(told, pairs(*numbered(8))))
+    assert set(sum(told.requests, [])) == set(numbered(8))
+
+
 @pytest.mark.parametrize("concurrency", [1, 3])
 def test_an_endpoint_that_refuses_everything_is_not_taken_for_poison(concurrency):
     def refuse(_: Sequence[str]) -> Any:

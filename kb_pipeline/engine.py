@@ -1,0 +1,50 @@
+"""What the core works with: the database, the opened ports, and the numbers that bound its work. wiring.py makes one."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from kb_pipeline.ports import BlobStore, Connector, Embedder, Parser, VectorIndex
+from kb_pipeline.store.database import Pool
+from kb_pipeline.store.sources import Source
+from kb_pipeline.store.spaces import Space
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    max_file_bytes: int = 100 * 2**20
+    page_size: int = 50
+    batch_size: int = 200
+    batch_bytes: int = 16 * 2**20
+    lease_seconds: int = 120
+    max_retries: int = 3
+    retry_base_seconds: float = 30.0
+    retry_max_seconds: float = 3600.0
+    shrink_guard: float = 0.8
+    own_shard_chunks: int = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far long work is. ``total`` is 0 while it is not known."""
+
+    phase: str
+    done: int
+    total: int
+
+
+def silent(_: Progress) -> None:
+    """For callers that show nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """Ports are opened per source or space, and kept by whoever made the engine."""
+
+    pool: Pool
+    blobs: BlobStore
+    connector: Callable[[Source], Connector]
+    parser: Callable[[str], Parser]
+    embedder: Callable[[Space], Embedder]
+    index: Callable[[Space], VectorIndex]
+    limits: Limits = field(default_factory=Limits)
+    answer_log: bool = True

@@ -1,0 +1,88 @@
+-- name: extension
+SELECT (SELECT extversion FROM pg_extension WHERE extname = 'vector') AS installed,
+       (SELECT default_version FROM pg_available_extensions WHERE name = 'vector') AS available
+
+-- name: create_extension
+CREATE EXTENSION IF NOT EXISTS vector
+
+-- name: ensure_table
+SELECT kb_ensure_vector_table(%(model)s, %(dimension)s)
+
+-- name: table_exists
+SELECT to_regclass(%(name)s)::text AS found
+
+-- name: lock_space
+SELECT pg_advisory_xact_lock_shared(1, %(space)s::int)
+
+-- name: lock_living
+SELECT s.shard FROM kb_index i JOIN kb_space s ON s.id = i.space_id
+WHERE i.id = %(index)s AND s.id = %(space)s AND i.status IN ('FOLLOWING', 'SERVING') AND s.status = 'ACTIVE' FOR SHARE OF i
+
+-- name: living
+SELECT s.shard FROM kb_index i JOIN kb_space s ON s.id = i.space_id
+WHERE i.id = %(index)s AND s.id = %(space)s AND i.status IN ('FOLLOWING', 'SERVING')
+
+-- name: stage
+CREATE TEMP TABLE IF NOT EXISTS stage_entry (vec_id uuid, chunk_id bigint, doc_id bigint, acl_seq bigint, ck int, bucket smallint, acl int[], v halfvec)
+    ON COMMIT DELETE ROWS
+
+-- name: copy
+COPY stage_entry (vec_id, chunk_id, doc_id, acl_seq, ck, bucket, acl, v) FROM STDIN (FORMAT BINARY)
+
+-- name: upsert
+INSERT INTO {table} AS t (shard, vec_id, space_id, index_id, chunk_id, doc_id, acl_seq, ck, bucket, acl, v)
+SELECT %(shard)s::int, vec_id, %(space)s, %(index)s, chunk_id, doc_id, acl_seq, ck, bucket, acl, v FROM stage_entry ORDER BY vec_id
+ON CONFLICT (shard, vec_id) DO UPDATE SET acl_seq = excluded.acl_seq, ck = excluded.ck, acl = excluded.acl
+WHERE excluded.acl_seq >= t.acl_seq
+
+-- name: present
+SELECT vec_id, acl_seq FROM {table}
+WHERE shard = %(shard)s::int AND vec_id = ANY(%(ids)s::uuid[]) AND index_id = %(index)s AND space_id = %(space)s
+
+-- name: delete
+DELETE FROM {table} WHERE shard = %(shard)s::int AND vec_id = ANY(%(ids)s::uuid[]) AND index_id = %(index)s AND space_id = %(space)s
+
+-- name: search_settings
+SELECT set_config('hnsw.ef_search', %(ef)s, true) AS ef, set_config('hnsw.iterative_scan', 'relaxed_order', true) AS scan
+
+-- name: permitted_few
+SELECT count(*) < 5000 AS few FROM (SELECT FROM {table} WHERE shard = %(shard)s::int AND index_id = %(index)s AND space_id = %(space)s
+    AND (acl = '{{}}' OR acl && %(acl)s::int[]) LIMIT 5000) x
+
+-- name: exact
+SELECT set_config('enable_indexscan', 'off', true)
+
+-- name: search
+SELECT vec_id, chunk_id, doc_id, 1 - (v <=> %(q)s::halfvec({dimension})) AS score FROM {table}
+WHERE shard = %(shard)s::int AND space_id = %(space)s AND index_id = %(index)s
+  AND (%(acl)s::int[] IS NULL OR acl = '{{}}' OR acl && %(acl)s::int[])
+ORDER BY v <=> %(q)s::halfvec({dimension}) LIMIT %(k)s
+
+-- name: digest
+SELECT bucket, count(*) AS n, sum(ck::bigint) AS total FROM {table}
+WHERE shard = %(shard)s::int AND space_id = %(space)s AND index_id = %(index)s GROUP BY bucket
+
+-- name: ids
+SELECT vec_id, ck FROM {table} WHERE shard = %(shard)s::int AND space_id = %(space)s AND index_id = %(index)s AND bucket = %(bucket)s::smallint
+
+-- name: shards
+SELECT shard FROM kb_space WHERE id = %(space)s UNION SELECT left_shard FROM kb_space WHERE id = %(space)s AND left_shard IS NOT NULL
+
+-- name: drop_batch
+DELETE FROM {table} WHERE shard = %(shard)s::int AND vec_id = ANY(ARRAY(
+    SELECT vec_id FROM {table} WHERE shard = %(shard)s::int AND space_id = %(space)s AND index_id = %(index)s ORDER BY vec_id LIMIT 5000))
+
+-- name: count_left
+SELECT count(*) AS n FROM {table} WHERE space_id = %(space)s AND index_id = %(index)s
+
+-- name: own_shard
+SELECT s.shard FROM kb_space s JOIN kb_shard h ON h.shard = s.shard WHERE s.id = %(space)s AND h.state = 'OWNED' AND h.space_id = s.id
+
+-- name: index_state
+SELECT i.indisvalid AS valid FROM pg_class c JOIN pg_index i ON i.indexrelid = c.oid WHERE c.relname = %(name)s
+
+-- name: no_index_cleanup
+ALTER TABLE {leaf} SET (vacuum_index_cleanup = off)
+
+-- name: build
+CREATE INDEX CONCURRENTLY {name} ON {leaf} USING hnsw (v halfvec_cosine_ops) WITH (m = {m}, ef_construction = {ef})

@@ -1,0 +1,108 @@
+"""Deleting a space: fenced, owned by nobody, restartable at any point; it ends with a count that is zero everywhere.
+
+D1 to D6 of PROTOCOL section 4. A space's own shard is truncated under the lock of its row, never dropped or detached.
+"""
+
+import random
+import time
+from collections.abc import Iterable
+from itertools import islice
+
+import psycopg
+
+from kb_pipeline.engine import Engine
+from kb_pipeline.errors import Transient
+from kb_pipeline.store import removal, spaces
+from kb_pipeline.store.database import retried, transaction
+from kb_pipeline.store.spaces import Space
+
+BATCH = 5000
+OBJECT_BATCH = 1000
+TRUNCATE_TRIES = 30
+ROUNDS = 3
+
+
+def delete_space(engine: Engine, space: Space) -> dict[str, int]:
+    """Remove a space and everything of it. Returns the residue by kind, all zero; call it again if it was interrupted."""
+    retried(lambda: _begin(engine, space))
+    residue: dict[str, int] = {}
+    for _ in range(ROUNDS):
+        _drop_indexes(engine, space)
+        _clear_shards(engine, space)
+        _delete_objects(engine, space)
+        _delete_rows(engine, space)
+        residue = _residue(engine, space)
+        if not any(residue.values()):
+            with transaction(engine.pool) as c:
+                removal.finish(c, space.id)
+            return residue
+    return residue
+
+
+def _begin(engine: Engine, space: Space) -> None:
+    with transaction(engine.pool) as c:
+        spaces.lock_exclusive(c, space.id)
+        removal.begin(c, space.id)
+
+
+def _drop_indexes(engine: Engine, space: Space) -> None:
+    index = engine.index(space)
+    with transaction(engine.pool) as c:
+        refs = removal.dropping_indexes(c, space.id)
+    for ref in refs:
+        if index.drop(ref) == 0:
+            with transaction(engine.pool) as c:
+                removal.dropped_index(c, ref.index_id)
+
+
+def _clear_shards(engine: Engine, space: Space) -> None:
+    with transaction(engine.pool) as c:
+        shards = removal.shards(c, space.id)
+    for shard, owned in shards:
+        if owned:
+            _truncate(engine, space, shard)
+        else:
+            while True:
+                with transaction(engine.pool) as c:
+                    if not removal.delete_chunks(c, space.id, shard, BATCH):
+                        break
+
+
+def _truncate(engine: Engine, space: Space, shard: int) -> None:
+    """A leaf that somebody reads is tried again after a short wait: waiting in the lock queue would stop its neighbours' DDL."""
+    for _ in range(TRUNCATE_TRIES):
+        try:
+            with transaction(engine.pool) as c:
+                removal.truncate_own_shard(c, space.id, shard)
+            return
+        except psycopg.errors.LockNotAvailable:
+            time.sleep(random.uniform(0.2, 1.0))
+    raise Transient(f"space {space.key}: its tables are being read for minutes; run the same command again", code="shard_busy")
+
+
+def _delete_objects(engine: Engine, space: Space) -> None:
+    for batch in _batched(engine.blobs.keys(f"spaces/{space.id}/"), OBJECT_BATCH):
+        engine.blobs.delete_many(batch)
+
+
+def _delete_rows(engine: Engine, space: Space) -> None:
+    while True:
+        with transaction(engine.pool) as c:
+            if not removal.delete_documents(c, space.id, BATCH):
+                break
+    with transaction(engine.pool) as c:
+        removal.delete_rest(c, space.id)
+        removal.forget_unused_embeddings(c, space.model_id)
+
+
+def _residue(engine: Engine, space: Space) -> dict[str, int]:
+    with transaction(engine.pool) as c:
+        left = removal.count_left(c, space.id)
+    left["objects"] = sum(1 for _ in islice(engine.blobs.keys(f"spaces/{space.id}/"), 10_000))
+    return left
+
+
+def _batched(items: Iterable[str], size: int) -> Iterable[list[str]]:
+    it = iter(items)
+    while part := list(islice(it, size)):
+        yield part

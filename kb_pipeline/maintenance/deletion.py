@@ -1,0 +1,75 @@
+"""Deleting documents: what a walk hid is confirmed by a point probe, then goes with its chunks, vectors and objects."""
+
+from collections.abc import Sequence
+
+from kb_pipeline.engine import Engine
+from kb_pipeline.model import Presence
+from kb_pipeline.store import documents, erasure, sources, spaces, versions, walks
+from kb_pipeline.store.database import retried, transaction
+from kb_pipeline.store.sources import Source
+from kb_pipeline.store.spaces import Space
+
+PROBE_BATCH = 500
+
+
+def confirm_hidden(engine: Engine, space: Space, source: Source, *, spend: bool = False) -> int:
+    """Probe everything hidden; what is GONE is deleted, anything else stays hidden. Returns how many were deleted.
+
+    ``spend``: the deletions go beyond the guard and are taken off the operator's approval.
+    """
+    after, deleted = 0, 0
+    while True:
+        with transaction(engine.pool) as c:
+            rows = walks.hidden_docs(c, source.id, after, PROBE_BATCH)
+        if not rows:
+            return deleted
+        after = rows[-1].id
+        answers = engine.connector(source).presence([r.external_id for r in rows])
+        gone = [(r.id, r.hidden_sync) for r, presence in zip(rows, answers, strict=True) if presence is Presence.GONE]
+        ids = retried(lambda gone=gone: _tombstone(engine, space, source, gone, spend=spend))  # type: ignore[misc]
+        erase_documents(engine, space, ids)
+        deleted += len(ids)
+
+
+def _tombstone(engine: Engine, space: Space, source: Source, rows: Sequence[tuple[int, int]], *, spend: bool) -> list[int]:
+    """Rows first, fenced by the hide token that was read before the probe."""
+    with transaction(engine.pool) as c:
+        shard = spaces.lock_shared(c, space)
+        if shard is None or not rows:
+            return []
+        ids = documents.still_hidden(c, [d for d, _ in rows], [t for _, t in rows])
+        if spend and ids and not sources.spend_approval(c, source.id, len(ids)):
+            return []
+        documents.delete_documents(c, space.id, shard, ids)
+        return ids
+
+
+def delete_document(engine: Engine, space: Space, source_id: int, doc_id: int) -> None:
+    """By an operator's word. The source still has it: the next walk brings it back as a new document."""
+
+    def tombstone() -> None:
+        with transaction(engine.pool) as c:
+            shard = spaces.lock_shared(c, space)
+            if shard is not None and doc_id in documents.lock_documents(c, [doc_id]):
+                documents.delete_documents(c, space.id, shard, [doc_id])
+                sources.forget_digest(c, source_id)
+
+    retried(tombstone)
+    erase_documents(engine, space, [doc_id])
+
+
+def erase_documents(engine: Engine, space: Space, doc_ids: Sequence[int]) -> None:
+    """Chunk rows and objects of deleted documents; their vectors have tombstones then."""
+    if not doc_ids:
+        return
+
+    def erase() -> list[str]:
+        with transaction(engine.pool) as c:
+            shard = spaces.lock_shared(c, space)
+            if shard is None:
+                return []
+            documents.lock_deleted(c, doc_ids)
+            erasure.erase(c, space.id, shard, doc_ids)
+            return [p for p in versions.object_paths(c, doc_ids) if p]
+
+    engine.blobs.delete_many(retried(erase))

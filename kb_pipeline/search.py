@@ -1,0 +1,89 @@
+"""Question to hits: ANN in the serving index, then one join in PostgreSQL that shows only what is current, visible, permitted.
+
+So no index needs transactions, and a revoked permission or a deletion holds at once (PROTOCOL section 3, S1 to S4).
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kb_pipeline.engine import Engine
+from kb_pipeline.errors import Fatal, KbError, Rejected, Transient
+from kb_pipeline.model import Answer, Candidate, Hit, IndexRef
+from kb_pipeline.store import answers
+from kb_pipeline.store.answers import Joined, Standing
+from kb_pipeline.store.database import transaction
+from kb_pipeline.store.spaces import Space
+
+ROUNDS = 3  # looks at a space that is being published into meanwhile
+WIDEST = 4096  # candidates asked for at most
+
+
+def search(engine: Engine, space: Space, question: str, *, k: int = 5, principals: Sequence[str] = ()) -> Answer:
+    """The best ``k`` chunks for a question. Without principals only what everybody may read. Raises Rejected for no question."""
+    if not question.strip():
+        raise Rejected("the question is empty", code="empty_question")
+    question = question.replace("\0", "")
+    vector = _query_vector(engine, space, question)
+    for last in (False,) * (ROUNDS - 1) + (True,):
+        found = _look(engine, space, vector, k, principals, last)
+        if found is not None:
+            standing, joined = found
+            return _answer(engine, space, question, k, principals, standing, joined)
+    raise Transient(f"space {space.key} moved {ROUNDS} times during the search: ask again", code="search_moved")
+
+
+def _query_vector(engine: Engine, space: Space, question: str) -> NDArray[np.float32]:
+    """L2-normalised, and of the space's model: anything else would rank by chance."""
+    embedder = engine.embedder(space)
+    vector = np.asarray(embedder.embed_query(question), dtype=np.float32)
+    norm = float(np.linalg.norm(vector))
+    if vector.shape != (space.dimension,) or not np.isfinite(norm) or norm == 0:
+        raise Fatal(f"embedder {space.embedder!r} answered the question with an unusable vector {vector.shape}", code="bad_vector")
+    return vector / np.float32(norm)
+
+
+def _look(engine: Engine, space: Space, vector: NDArray[np.float32], k: int, principals: Sequence[str], last: bool) -> tuple[Standing, Joined] | None:
+    """One consistent look: None if the index or the shard moved, or a candidate was replaced, under it."""
+    with transaction(engine.pool) as c:
+        standing = answers.standing(c, space.id)
+    if standing is None:
+        raise Rejected(f"space {space.key} serves no index: it is being made or removed", code="no_serving_index")
+    ref = IndexRef(standing.index_id, space.id, standing.model_id, standing.name, standing.dimension)
+    width = max(4 * k, 32)
+    while True:
+        try:
+            candidates = engine.index(space).search(ref, vector, width, None)
+        except KbError as e:
+            if e.code == "index_gone" and not last:
+                return None
+            raise
+        with transaction(engine.pool) as c:
+            joined = answers.join_candidates(c, space.id, standing, _rows(candidates), principals)
+        if joined.shard != standing.shard:
+            return None
+        fell_out = len(joined.rows) < min(k, len(candidates))
+        if fell_out and joined.republished and not last:
+            return None
+        if len(joined.rows) >= k or len(candidates) < width or width >= WIDEST:
+            return standing, joined
+        width *= 4
+
+
+def _rows(candidates: Sequence[Candidate]) -> list[tuple[int, int, object, float]]:
+    return [(x.chunk_id, x.doc_id, x.vec_id, x.score) for x in candidates]
+
+
+def _answer(
+    engine: Engine, space: Space, question: str, k: int, principals: Sequence[str], standing: Standing, joined: Joined
+) -> Answer:
+    rows = joined.rows[:k]
+    hits = tuple(
+        Hit(r.doc_id, r.external_id, r.uri, r.title, tuple(r.title_path), r.version, r.chunk_id, round(r.score, 6), r.text) for r in rows
+    )
+    answer_id = None
+    if engine.answer_log:
+        with transaction(engine.pool) as c:
+            answer_id = answers.log_answer(c, space.id, question, principals, k, joined, rows)
+    return Answer(answer_id, question, standing.at, hits)

@@ -1,0 +1,73 @@
+"""Listing against knowledge: what is new, changed, unchanged, and which new item is an old document under another name."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from posixpath import basename
+
+from kb_pipeline.model import Item, Known
+
+PROVISIONAL = "~"  # behind a revision that was read within its own clock tick: it never equals a listed one
+
+
+@dataclass(slots=True)
+class Classified:
+    """One page, sorted. An item stands in exactly one list."""
+
+    new: list[Item] = field(default_factory=list)
+    changed: list[tuple[Item, Known]] = field(default_factory=list)  # the revision differs: the content may
+    unchanged: list[tuple[Item, Known]] = field(default_factory=list)
+
+
+def stored_revision(item: Item) -> str:
+    return item.revision + PROVISIONAL if item.provisional else item.revision
+
+
+def classify(items: Iterable[Item], known: dict[str, Known]) -> Classified:
+    """First gate: the revision of the newest version row. A hash on the document never says "done"."""
+    page = Classified()
+    for item in items:
+        old = known.get(item.external_id)
+        if old is None:
+            page.new.append(item)
+        elif old.revision == item.revision:
+            page.unchanged.append((item, old))
+        else:
+            page.changed.append((item, old))
+    return page
+
+
+def restated(item: Item, old: Known) -> bool:
+    """Does the document's row have to say something else now, although its content is the same?"""
+    return old.hidden or (item.identity, item.title, item.uri) != (old.identity, old.title, old.uri)
+
+
+def moved_by_identity(new: Sequence[Item], gone: Sequence[Known]) -> list[tuple[Item, Known]]:
+    """New names of documents that kept identity and revision: a rename, nothing needs to be read."""
+    by_identity = {(k.identity, (k.revision or "").removesuffix(PROVISIONAL)): k for k in gone}
+    return _paired((i, by_identity.get((i.identity, i.revision))) for i in new)
+
+
+def moved_by_content(new: Sequence[tuple[Item, bytes]], gone: Sequence[Known]) -> list[tuple[Item, Known]]:
+    """New names of documents with the same bytes. Among copies the same file name wins, then the order of names."""
+    pairs: list[tuple[Item, Known]] = []
+    left = sorted(gone, key=lambda k: k.external_id)
+    for same_name in (True, False):
+        for item, digest in sorted(new, key=lambda x: x[0].external_id):
+            if any(item is i for i, _ in pairs):
+                continue
+            for k in left:
+                if k.raw_sha256 == digest and (not same_name or basename(k.external_id) == basename(item.external_id)):
+                    pairs.append((item, k))
+                    left.remove(k)
+                    break
+    return pairs
+
+
+def _paired(found: Iterable[tuple[Item, Known | None]]) -> list[tuple[Item, Known]]:
+    taken: set[int] = set()
+    pairs = []
+    for item, old in found:
+        if old is not None and old.doc_id not in taken:
+            taken.add(old.doc_id)
+            pairs.append((item, old))
+    return pairs

@@ -1,0 +1,81 @@
+"""The join that decides what a search may show, and the log of what was shown."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from psycopg.types.json import Jsonb
+
+from kb_pipeline.statements import load_statements
+from kb_pipeline.store.database import Connection
+
+SQL = load_statements(__package__, "answers.sql")
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a search begins: what serves the space, where its rows are, and when it was asked."""
+
+    index_id: int
+    name: str
+    model_id: int
+    dimension: int
+    shard: int
+    at: datetime
+
+
+def standing(c: Connection, space_id: int) -> Standing | None:
+    row = c.execute(SQL.standing, {"space": space_id}).fetchone()
+    return Standing(*row) if row else None
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """One snapshot's view of the candidates: those that may be shown, and where it was taken."""
+
+    rows: list[Any]
+    shard: int
+    snapshot: str
+    republished: bool  # a candidate's document was published since the search began: it may have been missed
+
+
+def join_candidates(
+    c: Connection,
+    space_id: int,
+    standing: Standing,
+    candidates: Sequence[tuple[int, int, UUID, float]],
+    principals: Sequence[str],
+) -> Joined:
+    """(chunk, doc, vec_id, score) -> rows of chunks that are current, visible and permitted, best first."""
+    values = {
+        "space": space_id,
+        "shard": standing.shard,
+        "since": standing.at,
+        "chunks": [x[0] for x in candidates],
+        "docs": [x[1] for x in candidates],
+        "scores": [x[3] for x in candidates],
+        "principals": list(principals),
+    }
+    rows = c.execute(SQL.join, values).fetchall()
+    head = rows[0]
+    return Joined([r for r in rows if r.chunk_id is not None], head.shard, str(head.snapshot), head.republished)
+
+
+def log_answer(c: Connection, space_id: int, question: str, principals: Sequence[str], k: int, joined: Joined, hits: Sequence[Any]) -> int:
+    values = {
+        "space": space_id,
+        "question": question,
+        "principals": list(principals),
+        "k": k,
+        "snapshot": joined.snapshot,
+        "chunks": [h.chunk_id for h in hits],
+        "scores": [h.score for h in hits],
+    }
+    return int(c.execute(SQL.log, values).fetchone().id)
+
+
+def set_acl(c: Connection, doc_ids: Sequence[int], clauses: Sequence[Sequence[str]] | None) -> None:
+    """New own ACL of documents that the caller has locked; holds for searches at once."""
+    c.execute(SQL.set_acl, {"docs": list(doc_ids), "acl": None if clauses is None else Jsonb([list(x) for x in clauses])})

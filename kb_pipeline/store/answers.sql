@@ -1,0 +1,29 @@
+-- name: standing
+SELECT i.id, i.name, i.model_id, m.dimension, s.shard, clock_timestamp()
+FROM kb_space s JOIN kb_index i ON i.space_id = s.id AND i.status = 'SERVING' JOIN kb_model m ON m.id = i.model_id
+WHERE s.id = %(space)s AND s.status = 'ACTIVE'
+
+-- name: join
+WITH x AS (SELECT * FROM unnest(%(chunks)s::bigint[], %(docs)s::bigint[], %(scores)s::float8[]) x (chunk_id, doc_id, score)),
+     sp AS (SELECT id, shard, audience FROM kb_space WHERE id = %(space)s AND status = 'ACTIVE'),
+     head AS (SELECT coalesce((SELECT shard FROM sp), -1) AS shard, pg_current_snapshot()::text AS snapshot,
+                     EXISTS (SELECT FROM x JOIN kb_doc d ON d.id = x.doc_id WHERE d.published_at >= %(since)s::timestamptz) AS republished),
+     hit AS (SELECT t.id AS chunk_id, t.doc_id, x.score, d.external_id, d.uri, coalesce(v.title, d.title) AS title, d.current_ver AS version
+             FROM x JOIN kb_chunk_state t ON t.shard = %(shard)s::int AND t.id = x.chunk_id AND t.space_id = %(space)s AND t.in_current
+             JOIN sp ON true
+             JOIN kb_doc d ON d.id = t.doc_id AND d.status = 'AVAILABLE' AND d.hidden_at IS NULL
+             LEFT JOIN kb_doc_version v ON v.doc_id = d.id AND v.version = d.current_ver
+             WHERE NOT EXISTS (SELECT FROM jsonb_array_elements(coalesce(sp.audience, '[]') || coalesce(d.acl, '[]')) clause
+                               WHERE NOT clause ?| %(principals)s::text[]))
+SELECT head.shard, head.snapshot, head.republished, hit.chunk_id, hit.doc_id, hit.score, hit.external_id, hit.uri, hit.title, hit.version,
+       c.title_path, coalesce(c.display, c.content) AS text
+FROM head LEFT JOIN hit ON true
+LEFT JOIN kb_chunk c ON c.shard = %(shard)s::int AND c.id = hit.chunk_id AND c.space_id = %(space)s
+ORDER BY hit.score DESC NULLS LAST, hit.chunk_id
+
+-- name: log
+INSERT INTO kb_answer (space_id, question, principals, k, snapshot, chunk_ids, scores)
+VALUES (%(space)s, %(question)s, %(principals)s::text[], %(k)s, %(snapshot)s::pg_snapshot, %(chunks)s::bigint[], %(scores)s::real[]) RETURNING id
+
+-- name: set_acl
+UPDATE kb_doc SET acl = %(acl)s::jsonb, acl_seq = acl_seq + 1 WHERE id = ANY(%(docs)s::bigint[]) AND status <> 'DELETED'

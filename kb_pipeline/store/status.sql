@@ -1,0 +1,20 @@
+-- name: unfinished
+SELECT (SELECT count(*) FROM ingestion_task WHERE space_id = %(space)s AND (status IN ('INIT', 'CANCELING', 'PENDING', 'PROCESSING')
+          OR (status = 'FAILED' AND next_attempt_at <= clock_timestamp()))) AS tasks,
+       (SELECT coalesce(sum(size_bytes), 0)::bigint FROM ingestion_task WHERE space_id = %(space)s AND status = 'PENDING'
+          AND current_node IN ('FETCHER', 'PARSER', 'CHUNKER')) AS bytes,
+       EXISTS (SELECT FROM vector_tombstone WHERE space_id = %(space)s) AS tombstones,
+       (SELECT left_shard IS NOT NULL FROM kb_space WHERE id = %(space)s) AS left_shard
+
+-- name: counts
+SELECT 'documents' AS kind, CASE WHEN hidden_at IS NOT NULL THEN 'HIDDEN' ELSE status END AS status, count(*) AS n FROM kb_doc
+WHERE space_id = %(space)s AND status <> 'DELETED' GROUP BY 2
+UNION ALL SELECT 'tasks', status, count(*) FROM ingestion_task WHERE space_id = %(space)s GROUP BY 2
+UNION ALL SELECT 'chunks', CASE WHEN t.in_current THEN 'current' ELSE 'retained' END, count(*) FROM kb_space s
+JOIN kb_chunk_state t ON t.shard = s.shard AND t.space_id = s.id WHERE s.id = %(space)s GROUP BY 2
+UNION ALL SELECT 'vectors', CASE t.vec_status WHEN 0 THEN 'waiting' WHEN 1 THEN 'indexed' ELSE 'erasing' END, count(*) FROM kb_space s
+JOIN kb_chunk_state t ON t.shard = s.shard AND t.space_id = s.id WHERE s.id = %(space)s GROUP BY 2
+
+-- name: last_jobs
+SELECT DISTINCT ON (source_id) source_id, status, verdict, reasons, counts, started_at, finished_at, error FROM sync_job
+WHERE space_id = %(space)s ORDER BY source_id, id DESC

@@ -1,0 +1,170 @@
+"""Settings to an opened application: the only place where concrete parts meet."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, fields
+from typing import Any
+
+from kb_pipeline.embedded_postgres import EmbeddedPostgres
+from kb_pipeline.engine import Engine, Limits, Progress, silent
+from kb_pipeline.errors import Misconfigured
+from kb_pipeline.model import ChunkParams, Json
+from kb_pipeline.ports import BlobStore, Connector, Embedder, Parser, VectorIndex
+from kb_pipeline.registry import CONNECTORS, EMBEDDERS, INDEXES, open_adapter
+from kb_pipeline.settings import Settings, secret
+from kb_pipeline.store import migrations, sources, spaces
+from kb_pipeline.store.database import Pool, connection, open_pool, transaction
+from kb_pipeline.store.sources import Source
+from kb_pipeline.store.spaces import Space
+
+_SECRET = ("env:", "file:")
+
+
+class App:
+    """An opened engine, and what only it can do: make spaces and sources from names and options."""
+
+    def __init__(self, settings: Settings, pool: Pool, database: str, schema_version: int) -> None:
+        self.settings, self.pool, self.database, self.schema_version = settings, pool, database, schema_version
+        self._kept: dict[tuple[str, str], Any] = {}
+        limits = Limits(**{f.name: getattr(settings, f.name) for f in fields(Limits)})
+        self.engine = Engine(
+            pool, self._blobs(), self._connector, self._parser, self._embedder, self._index, limits, answer_log=settings.answer_log
+        )
+
+    def space(self, key: str) -> Space:
+        with connection(self.pool) as c:
+            return spaces.get_space(c, key)
+
+    def spaces(self) -> list[Space]:
+        with connection(self.pool) as c:
+            return spaces.list_spaces(c)
+
+    def add_space(
+        self,
+        key: str,
+        *,
+        name: str | None = None,
+        embedder: str | None = None,
+        embedder_options: Json | None = None,
+        index: str | None = None,
+        retained_versions: int = 5,
+        schedule: str = "",
+        chunking: Json | None = None,
+        audience: list[list[str]] | None = None,
+    ) -> Space:
+        """A new, empty space with its vector index made and served. Raises Misconfigured, MissingExtra before anything is stored."""
+        kind, index_kind = embedder or self.settings.embedder, index or self.settings.index
+        if index_kind not in INDEXES:
+            raise Misconfigured(f"unknown index {index_kind!r}: choose one of {', '.join(sorted(INDEXES))}", code="unknown_index")
+        options = embedder_options or {}
+        opened: Embedder = open_adapter("embedder", kind, _revealed(options))
+        dimension = opened.dimension
+        checked_chunking(chunking or {})
+        with transaction(self.pool) as c:
+            model_id = spaces.ensure_model(c, opened.fingerprint, dimension)
+            values = {
+                "key": key, "name": name or key, "model_id": model_id, "embedder": kind, "embedder_options": options, "index_kind": index_kind,
+                "index_options": {}, "chunking": chunking or {}, "retained_versions": retained_versions, "schedule": schedule, "audience": audience,
+            }  # fmt: skip
+            space = spaces.create_space(c, values)
+            ref = spaces.living_indexes(c, space.id)[0]
+        self._index(space).ensure(ref)
+        with transaction(self.pool) as c:
+            spaces.serve_index(c, space.id)
+        return space
+
+    def add_source(self, space: Space, name: str, kind: str, config: Json) -> Source:
+        """A source whose options are valid and which answers. Raises Misconfigured, Fatal before anything is stored."""
+        if kind not in CONNECTORS:
+            raise Misconfigured(f"unknown source kind {kind!r}: choose one of {', '.join(sorted(CONNECTORS))}", code="unknown_connector")
+        connector: Connector = open_adapter("connector", kind, _revealed(config))
+        connector.check()
+        with transaction(self.pool) as c:
+            return sources.add_source(c, space.id, name, kind, config)
+
+    # --- opened ports, kept for the life of the application ---------------------------------------------------------
+
+    def _keep(self, kind: str, key: str, make: Callable[[], Any]) -> Any:
+        if (kind, key) not in self._kept:
+            self._kept[kind, key] = make()
+        return self._kept[kind, key]
+
+    def _connector(self, source: Source) -> Connector:
+        made: Connector = self._keep("connector", str(source.id), lambda: open_adapter("connector", source.kind, _revealed(source.config)))
+        return made
+
+    def _parser(self, name: str) -> Parser:
+        made: Parser = self._keep("parser", name, lambda: open_adapter("parser", name))
+        return made
+
+    def _embedder(self, space: Space) -> Embedder:
+        made: Embedder = self._keep(
+            "embedder", str(space.id), lambda: open_adapter("embedder", space.embedder, _revealed(space.embedder_options))
+        )
+        if made.fingerprint != space.fingerprint:
+            raise Misconfigured(
+                f"space {space.key!r} was embedded with {space.fingerprint}, its embedder is now {made.fingerprint}: "
+                "use the same model, or make a new space",
+                code="model_changed",
+            )
+        return made
+
+    def _index(self, space: Space) -> VectorIndex:
+        dependencies = (self.pool,) if space.index_kind == "pgvector" else ()
+        made: VectorIndex = self._keep(
+            "index", space.index_kind, lambda: open_adapter("index", space.index_kind, _revealed(space.index_options), *dependencies)
+        )
+        return made
+
+    def _blobs(self) -> BlobStore:
+        scheme, _, rest = self.settings.blobs_url.partition(":")
+        if scheme == "file":
+            made: BlobStore = open_adapter("blobs", "file", {"path": rest})
+            return made
+        bucket, _, prefix = rest.removeprefix("//").partition("/")
+        options = {"bucket": bucket, "prefix": prefix, "endpoint": self.settings.s3_endpoint, "region": self.settings.s3_region}
+        made = open_adapter("blobs", "s3", options)
+        return made
+
+
+@contextmanager
+def open_app(settings: Settings, progress: Callable[[Progress], None] = silent) -> Iterator[App]:
+    """Database, migrations and object store, made when they are missing. Every command begins here.
+
+    The embedded server is shared with other processes and stopped by the last that leaves, unless ``kb up`` runs.
+    """
+    server = None
+    if settings.database_url:
+        url, shown = settings.database_url, "KB_DATABASE_URL"
+    else:
+        server = EmbeddedPostgres(settings.home)
+        url = server.start(progress=lambda what: progress(Progress(what, 0, 0)))
+        shown = f"embedded in {settings.home / 'postgres'}"
+    try:
+        pool = open_pool(url)
+        try:
+            version = migrations.migrate(pool)
+            yield App(settings, pool, shown, version)
+        finally:
+            pool.close()
+    finally:
+        if server is not None:
+            server.stop_if_unused()
+
+
+def checked_chunking(values: Mapping[str, Any]) -> ChunkParams:
+    """Raises Misconfigured naming the option."""
+    known = {f.name for f in fields(ChunkParams)}
+    if unknown := sorted(set(values) - known):
+        raise Misconfigured(f"chunking: unknown option {', '.join(unknown)} (options: {', '.join(sorted(known))})", code="bad_option")
+    params = ChunkParams(**values)
+    if params.context not in ("none", "title", "path"):
+        raise Misconfigured(f"chunking: context={params.context}: choose none, title or path", code="bad_option")
+    if not 16 <= params.min_tokens * 2 <= params.max_tokens <= 8192:
+        raise Misconfigured(f"chunking: {asdict(params)}: min_tokens from 8, at most half of max_tokens, which is at most 8192", code="bad_option")
+    return params
+
+
+def _revealed(options: Json) -> Json:
+    """Options with their secret references replaced by the secrets."""
+    return {k: secret(v) if isinstance(v, str) and v.startswith(_SECRET) else v for k, v in options.items()}

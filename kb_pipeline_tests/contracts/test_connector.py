@@ -1,0 +1,231 @@
+"""What every connector must keep, on a source that the test can change. A new connector adds its source to ``SOURCES``."""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kb_pipeline.errors import Fatal, Rejected
+from kb_pipeline.model import Item, Page, Presence, Verdict
+from kb_pipeline.registry import CONNECTORS, open_adapter
+
+MAX_BYTES = 10**6
+
+
+class LocalFolder:
+    """The source behind local_dir."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root = folder / "root"
+        self.root.mkdir()
+
+    def connector(self) -> Any:
+        return open_adapter("connector", "local_dir", {"path": str(self.root)})
+
+    def put(self, external_id: str, content: bytes) -> None:
+        path = self.root / external_id
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        os.utime(path, (1.5e9, 1.5e9 + len(content)))  # long ago: nothing is provisional
+
+    def put_just_now(self, external_id: str) -> None:
+        (self.root / external_id).write_bytes(b"new")
+
+    def remove(self, external_id: str) -> None:
+        (self.root / external_id).unlink()
+
+    def vanish(self) -> None:
+        shutil.rmtree(self.root)
+
+
+SOURCES = {"local_dir": LocalFolder}
+
+
+@pytest.fixture(params=sorted(CONNECTORS))
+def source(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    return SOURCES[request.param](tmp_path)
+
+
+@pytest.fixture(params=sorted(CONNECTORS), scope="module")
+def kind(request: pytest.FixtureRequest) -> Any:
+    return SOURCES[request.param]
+
+
+def ids(pages: Sequence[Page] | Iterator[Page]) -> list[str]:
+    return [item.external_id for page in pages for item in page.items]
+
+
+def items(connector: Any) -> dict[str, Item]:
+    return {item.external_id: item for page in connector.pages(None, 50) for item in page.items}
+
+
+# Names of which one begins as the other does, or sorts before "/": what a wrong order of paths would trip over.
+name = st.sampled_from(["a", "a-", "a.md", "a b", "ab", "b", "á", "中文", "𠮷", "z~1"])
+tree = st.sets(st.lists(name, min_size=1, max_size=3).map("/".join), max_size=12).map(
+    # A path is a file or a folder: where it is both, the file goes.
+    lambda paths: sorted(p for p in paths if not any(q.startswith(p + "/") for q in paths))
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(tree=tree, limit=st.integers(1, 5))
+def test_every_checkpoint_resumes_with_exactly_the_rest(kind: Any, tree: list[str], limit: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        source = kind(Path(folder))
+        for path in tree:
+            source.put(path, b"x")
+        pages = list(source.connector().pages(None, limit))
+        assert sorted(ids(pages)) == tree
+        assert all(len(page.items) + len(page.bad) <= limit for page in pages)
+        for number, page in enumerate(pages, 1):
+            stored = json.loads(json.dumps(page.checkpoint))
+            assert ids(source.connector().pages(stored, limit)) == ids(pages[number:])
+
+
+@settings(max_examples=60, deadline=None)
+@given(before=tree, data=st.data())
+def test_a_resumed_walk_omits_nothing_that_was_there_all_along(kind: Any, before: list[str], data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        source = kind(Path(folder))
+        for path in before:
+            source.put(path, b"x")
+        pages = list(source.connector().pages(None, 2))
+        stop = data.draw(st.integers(1, len(pages)))
+        removed = data.draw(st.sets(st.sampled_from(before))) if before else set()
+        for path in removed:
+            source.remove(path)
+        for path in data.draw(st.sets(name.map(lambda n: f"added-{n}"))):
+            source.put(path, b"y")
+        seen = ids(pages[:stop]) + ids(source.connector().pages(pages[stop - 1].checkpoint, 2))
+        assert len(seen) == len(set(seen))
+        assert set(before) - removed <= set(seen)
+
+
+def test_an_empty_source_is_one_complete_empty_page(source: Any) -> None:
+    pages = list(source.connector().pages(None, 50))
+    assert [(page.items, page.bad, page.verdict) for page in pages] == [((), (), Verdict.COMPLETE)]
+    assert ids(source.connector().pages(pages[0].checkpoint, 50)) == []
+
+
+def test_an_unchanged_source_lists_the_same_items_in_the_same_order(source: Any) -> None:
+    for path in ("b/2", "a", "b/1", "c.md"):
+        source.put(path, b"x")
+    assert list(source.connector().pages(None, 3)) == list(source.connector().pages(None, 3))
+
+
+def test_the_listing_digest_changes_with_everything_listed_and_with_nothing_else(source: Any) -> None:
+    source.put("a/one.md", b"one")
+    source.put("two.md", b"two")
+    digests = [source.connector().listing_digest()]
+    assert digests[0] is not None and digests[0] == source.connector().listing_digest()
+    for change in (
+        lambda: source.put("three.md", b"three"),
+        lambda: source.put("two.md", b"two, edited"),
+        lambda: source.remove("a/one.md"),
+        lambda: (source.remove("three.md"), source.put("four.md", b"three")),
+    ):
+        change()
+        digests.append(source.connector().listing_digest())
+    assert None not in digests and len(set(digests)) == len(digests)
+
+
+def test_a_listing_with_a_provisional_item_has_no_digest(source: Any) -> None:
+    source.put("old.md", b"old")
+    source.put_just_now("new.md")
+    connector = source.connector()
+    found = items(connector)
+    assert found["new.md"].provisional and not found["old.md"].provisional
+    assert connector.listing_digest() is None
+
+
+def test_an_edit_changes_the_revision_and_only_that_of_its_item(source: Any) -> None:
+    source.put("a.md", b"one")
+    source.put("b.md", b"one")
+    before = items(source.connector())
+    source.put("a.md", b"two!")
+    after = items(source.connector())
+    assert after["a.md"].revision != before["a.md"].revision
+    assert after["b.md"] == before["b.md"]
+
+
+def test_content_and_digest_are_read_at_the_listed_revision(source: Any) -> None:
+    content = bytes(range(256)) * 50
+    source.put("d/a.bin", content)
+    connector = source.connector()
+    item = items(connector)["d/a.bin"]
+    with (fetched := connector.fetch("d/a.bin", MAX_BYTES)).data as data:
+        assert data.tell() == 0
+        assert data.read() == content
+    assert fetched.size_bytes == item.size_bytes == len(content)
+    assert fetched.revision == item.revision
+    assert connector.content_digest("d/a.bin") == (item.revision, hashlib.sha256(content).digest())
+
+
+def test_an_item_of_the_limit_is_fetched_and_one_byte_more_is_too_large(source: Any) -> None:
+    source.put("a.md", b"12345")
+    connector = source.connector()
+    assert connector.fetch("a.md", 5).data.read() == b"12345"
+    with pytest.raises(Rejected) as e:
+        connector.fetch("a.md", 4)
+    assert e.value.code == "too_large"
+    assert "5" in e.value.message and "4" in e.value.message and "KB_MAX_FILE_BYTES" in e.value.message
+
+
+def test_a_deleted_item_is_gone_in_every_call(source: Any) -> None:
+    source.put("d/a.md", b"x")
+    source.put("b.md", b"x")
+    source.remove("d/a.md")
+    connector = source.connector()
+    assert ids(connector.pages(None, 50)) == ["b.md"]
+    assert connector.content_digest("d/a.md") is None
+    with pytest.raises(Rejected) as e:
+        connector.fetch("d/a.md", MAX_BYTES)
+    assert e.value.code == "gone"
+
+
+def test_presence_answers_each_id_in_order(source: Any) -> None:
+    source.put("d/a.md", b"x")
+    source.put("b.md", b"x")
+    wanted = ["b.md", "never/was.md", "d/a.md", "b.md/below-a-file"]
+    assert source.connector().presence(wanted) == [Presence.PRESENT, Presence.GONE, Presence.PRESENT, Presence.GONE]
+    assert source.connector().presence([]) == []
+
+
+def test_every_listed_item_is_present(source: Any) -> None:
+    for path in ("a/b/c.md", "a/b.md", "空 格.md"):
+        source.put(path, b"x")
+    connector = source.connector()
+    assert set(connector.presence(list(items(connector)))) == {Presence.PRESENT}
+
+
+def test_a_source_that_is_not_there_is_fatal_and_says_nothing_about_its_items(source: Any) -> None:
+    source.put("a.md", b"x")
+    connector = source.connector()
+    source.vanish()
+    for call in (
+        connector.check,
+        lambda: list(connector.pages(None, 50)),
+        connector.listing_digest,
+        lambda: connector.content_digest("a.md"),
+        lambda: connector.fetch("a.md", MAX_BYTES),
+    ):
+        with pytest.raises(Fatal):
+            call()
+    assert connector.presence(["a.md", "b.md"]) == [Presence.UNKNOWN] * 2
+
+
+def test_check_describes_the_source_as_json(source: Any) -> None:
+    assert json.loads(json.dumps(source.connector().check()))
+
+
+def test_the_clock_is_in_seconds_since_the_epoch(source: Any) -> None:
+    assert abs(source.connector().clock() - time.time()) < 3600
