@@ -28,7 +28,7 @@ class Config(BaseModel):
 class HashingEmbedder:
     """Texts that share words are near each other, in any language; nothing else is."""
 
-    max_batch = 64
+    max_batch = 512
     max_batch_tokens = 100_000
     concurrency = 1
 

@@ -1,7 +1,7 @@
 """EMBEDDING: vectors for the texts that no document, version or space has had embedded yet."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 
 from kb_pipeline.engine import Engine
@@ -9,38 +9,28 @@ from kb_pipeline.errors import KbError, Transient
 from kb_pipeline.model import Json
 from kb_pipeline.nodes.outcome import Outcome, commit
 from kb_pipeline.stages.embed import embed_texts
-from kb_pipeline.store import embeddings, spaces, tasks
+from kb_pipeline.store import embeddings, publications, spaces, tasks
 from kb_pipeline.store.database import Connection, retried, transaction
+from kb_pipeline.store.embeddings import Needed
 from kb_pipeline.store.spaces import Space
 from kb_pipeline.store.tasks import Claim, Fence
 
-SLICE = 512  # texts claimed at a time: a claim must not outlive its lease
+SLICE = 2000  # texts claimed at a time: a claim must not outlive its lease
 _POLL_SECONDS = 0.2
+_STOPS = ("unauthorized", "wrong_dimension", "wrong_count", "fatal")
 
 
 def run(engine: Engine, space: Space, claims: Sequence[Claim], started: datetime) -> Outcome:
-    with transaction(engine.pool) as c:
-        held = tasks.fence(c, space, claims)
-        ids = [x.doc_id for x in held.claims]
-        needed = embeddings.needed(c, space.id, held.shard, ids, [x.version for x in held.claims]) if ids else []
-    waiting = {n.content_hash: n.doc_ids for n in needed}
+    needed = retried(lambda: _needed(engine, space, claims))
     bad: dict[bytes, KbError] = {}
     embedded = 0
-    while waiting:
-        batch = list(waiting)[:SLICE]
-        n, errors = _ensure(engine, space, held.claims, batch)
-        embedded += n
-        bad |= errors
-        for content_hash in batch:
-            if content_hash not in errors:
-                waiting.pop(content_hash)
-        if errors and any(isinstance(e, Transient) or e.code in _STOPS for e in errors.values()):
-            bad |= dict.fromkeys(waiting, next(iter(errors.values())))
+    for batch in _slices(needed):
+        n, errors = _ensure(engine, space, claims, batch)
+        embedded, bad = embedded + n, bad | errors
+        if any(_is_over(e) for e in errors.values()):
             break
-        for content_hash in errors:
-            waiting.pop(content_hash)
-    by_doc = {d: e for h, e in bad.items() for d in next(n.doc_ids for n in needed if n.content_hash == h)} if bad else {}
-    failed = [(x, by_doc[x.doc_id]) for x in claims if x.doc_id in by_doc]
+    over = next((e for e in bad.values() if _is_over(e)), None)
+    failed = _by_claim(claims, needed, bad, over, engine, space) if bad else []
 
     def save(_: Connection, fence: Fence) -> dict[int, Json]:
         return {x.task_id: {} for x in fence.claims}
@@ -50,23 +40,52 @@ def run(engine: Engine, space: Space, claims: Sequence[Claim], started: datetime
     return outcome
 
 
-_STOPS = ("unauthorized", "wrong_dimension", "wrong_count", "fatal")
+def _needed(engine: Engine, space: Space, claims: Sequence[Claim]) -> list[Needed]:
+    with transaction(engine.pool) as c:
+        held = tasks.fence(c, space, claims)
+        ids = publications.chunk_ids(c, [x.doc_id for x in held.claims], [x.version for x in held.claims])
+        return embeddings.needed(c, space.id, held.shard, [i for of in ids.values() for i in of])
 
 
-def _ensure(engine: Engine, space: Space, claims: Sequence[Claim], hashes: list[bytes]) -> tuple[int, dict[bytes, KbError]]:
+def _slices(needed: list[Needed]) -> Iterator[list[Needed]]:
+    for start in range(0, len(needed), SLICE):
+        yield needed[start : start + SLICE]
+
+
+def _is_over(error: KbError) -> bool:
+    """Does this error concern the endpoint, so that no further text is worth a request?"""
+    return isinstance(error, Transient) or error.code in _STOPS
+
+
+def _by_claim(
+    claims: Sequence[Claim], needed: Sequence[Needed], bad: dict[bytes, KbError], over: KbError | None, engine: Engine, space: Space
+) -> list[tuple[Claim, KbError]]:
+    """Each document with a text that has no vector, and why; with the endpoint gone also those that were not asked for."""
+    without = {n.content_hash for n in needed if n.content_hash in bad}
+    if over is not None:
+        with transaction(engine.pool) as c:
+            without |= embeddings.missing(c, space.model_id, [n.content_hash for n in needed])
+    errors = {d: bad.get(n.content_hash, over) for n in needed if n.content_hash in without for d in n.doc_ids}
+    return [(x, e) for x in claims if (e := errors.get(x.doc_id)) is not None]
+
+
+def _ensure(engine: Engine, space: Space, claims: Sequence[Claim], batch: Sequence[Needed]) -> tuple[int, dict[bytes, KbError]]:
     """E1 to E4 for one slice: pin, claim, embed, store, wait for others. (texts embedded, errors by hash)."""
-    embedded, errors = 0, {}  # type: ignore[var-annotated]
+    embedded = 0
+    errors: dict[bytes, KbError] = {}
+    rows = {n.content_hash: n.chunk_id for n in batch}
     deadline = time.monotonic() + 2 * engine.limits.lease_seconds
-    left = set(hashes)
+    left = set(rows)
     while left:
-        token, mine, texts = retried(lambda: _claim(engine, space, claims, sorted(left)))
-        if texts is None:
-            return embedded, errors  # nobody wants these any more
+        token, mine, texts = retried(lambda left=left: _claim(engine, space, {h: rows[h] for h in left}))  # type: ignore[misc]
         done, failed = _embed(engine, space, claims, token, texts)
         embedded, errors = embedded + done, errors | failed
         with transaction(engine.pool) as c:
             embeddings.give_back(c, space.model_id, token)
-            left = embeddings.missing(c, space.model_id, [h for h in hashes if h not in errors])
+            left = embeddings.missing(c, space.model_id, [h for h in rows if h not in errors])
+            wanted = bool(tasks.fence(c, space, claims).claims)
+        if not wanted:
+            return embedded, errors
         if left and not mine:
             if time.monotonic() > deadline:
                 raise Transient("another process holds the claim on these texts", code="embedding_claimed")
@@ -74,27 +93,24 @@ def _ensure(engine: Engine, space: Space, claims: Sequence[Claim], hashes: list[
     return embedded, errors
 
 
-def _claim(
-    engine: Engine, space: Space, claims: Sequence[Claim], hashes: list[bytes]
-) -> tuple[int, set[bytes], list[tuple[bytes, str]] | None]:
+def _claim(engine: Engine, space: Space, rows: dict[bytes, int]) -> tuple[int, set[bytes], list[tuple[bytes, str]]]:
     with transaction(engine.pool) as c:
         shard = spaces.lock_shared(c, space)
-        if shard is None or not claims:
-            return 0, set(), None
-        known = embeddings.pin(c, space.model_id, hashes)
-        token, mine = embeddings.claim(c, space.model_id, [h for h in hashes if h not in known], engine.limits.lease_seconds)
-        texts = embeddings.texts(c, space.id, shard, [x.doc_id for x in claims], sorted(mine)) if mine else []
+        if shard is None:
+            return 0, set(), []
+        known = embeddings.pin(c, space.model_id, list(rows))
+        token, mine = embeddings.claim(c, space.model_id, [h for h in rows if h not in known], engine.limits.lease_seconds)
+        texts = embeddings.texts(c, space.id, shard, [rows[h] for h in mine]) if mine else []
         return token, mine | known, texts
 
 
 def _embed(
     engine: Engine, space: Space, claims: Sequence[Claim], token: int, texts: list[tuple[bytes, str]]
 ) -> tuple[int, dict[bytes, KbError]]:
-    count, errors = 0, {}  # type: ignore[var-annotated]
-    if not texts:
-        return count, errors
+    count = 0
+    errors: dict[bytes, KbError] = {}
     alive = True
-    for part in embed_texts(engine.embedder(space), texts, wanted=lambda: alive):
+    for part in embed_texts(engine.embedder(space), texts, wanted=lambda: alive) if texts else ():
         errors |= part.errors
         if part.vectors:
             alive = retried(lambda vectors=part.vectors: _store(engine, space, claims, token, vectors))  # type: ignore[misc]

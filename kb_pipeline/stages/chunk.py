@@ -130,11 +130,7 @@ def _strength(text: str, block: Block, previous: _Part | None) -> int:
     if previous is None:
         return BLOCK
     bare = text.lstrip(" \t")
-    if (
-        previous.block.kind is BlockKind.HEADING
-        or _opens(previous)
-        or (bare[0] == "<" and _tag(text.partition("\n")[0]) == "/")
-    ):
+    if _opens(previous) or (bare[0] == "<" and _tag(text.partition("\n")[0]) == "/"):
         return NEVER
     if _announces(previous):
         return GLUED
@@ -145,13 +141,14 @@ def _strength(text: str, block: Block, previous: _Part | None) -> int:
 
 
 def _tag(line: str) -> str | None:
-    """ "/" when the line is only a closing tag, "" when only an opening one."""
+    """A slash for a line that is only a closing tag, nothing for an opening one, None for any other."""
     return m[1] if (m := _TAG.match(line)) else None
 
 
 def _opens(part: _Part) -> bool:
+    """Is it a heading, or its last line an opening tag?"""
     tagged = part.text[-1] == ">" and part.block.kind in (BlockKind.TEXT, BlockKind.TAG)
-    return tagged and _tag(part.text.rpartition("\n")[2]) == ""
+    return part.block.kind is BlockKind.HEADING or (tagged and _tag(part.text.rpartition("\n")[2]) == "")
 
 
 def _announces(part: _Part) -> bool:
@@ -281,9 +278,7 @@ class _Slice:
         """The same slice of the sources: what one chunk does not show of a parted block, its neighbour does."""
         if all(p.block.text is p.text and not p.before and not p.after for p in self.parts):
             return text
-        pieces: list[str] = []
-        for p in self.parts:
-            pieces += *p.before, p.block.text, *p.after
+        pieces = [source for p in self.parts for source in (*p.before, p.block.text, *p.after)]
         first, last = self.parts[0], self.parts[-1]
         begin = first.source_at(self.start)
         if self.stop is not None:

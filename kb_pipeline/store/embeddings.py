@@ -12,16 +12,17 @@ SQL = load_statements(__package__, "embeddings.sql")
 
 @dataclass(frozen=True, slots=True)
 class Needed:
-    """A text that a version needs a vector for. ``doc_ids``: the documents that wait for it."""
+    """A text that a version needs a vector for. ``doc_ids`` wait for it; ``chunk_id`` is a row that holds it."""
 
     content_hash: bytes
     doc_ids: tuple[int, ...]
+    chunk_id: int
 
 
-def needed(c: Connection, space_id: int, shard: int, doc_ids: Sequence[int], versions: Sequence[int]) -> list[Needed]:
-    """Hashes of the chunks of these versions that are not current: new and revived ones."""
-    values = {"space": space_id, "shard": shard, "docs": list(doc_ids), "versions": list(versions)}
-    return [Needed(bytes(r.content_hash), tuple(r.docs)) for r in c.execute(SQL.needed, values)]
+def needed(c: Connection, space_id: int, shard: int, chunk_ids: Sequence[int]) -> list[Needed]:
+    """Hashes of those chunks that are not current: new and revived ones."""
+    rows = c.execute(SQL.needed, {"space": space_id, "shard": shard, "ids": list(chunk_ids)})
+    return [Needed(bytes(r.content_hash), tuple(r.docs), r.chunk_id) for r in rows]
 
 
 def pin(c: Connection, model_id: int, hashes: Sequence[bytes]) -> set[bytes]:
@@ -39,9 +40,9 @@ def claim(c: Connection, model_id: int, hashes: Sequence[bytes], lease_seconds: 
     return token, mine
 
 
-def texts(c: Connection, space_id: int, shard: int, doc_ids: Sequence[int], hashes: Sequence[bytes]) -> list[tuple[bytes, str]]:
+def texts(c: Connection, space_id: int, shard: int, chunk_ids: Sequence[int]) -> list[tuple[bytes, str]]:
     """(hash, exactly what is embedded), from the chunk rows."""
-    rows = c.execute(SQL.texts, {"space": space_id, "shard": shard, "docs": list(doc_ids), "hashes": list(hashes)})
+    rows = c.execute(SQL.texts, {"space": space_id, "shard": shard, "ids": list(chunk_ids)})
     return [(bytes(r.content_hash), f"{r.prefix}\n\n{r.content}" if r.prefix else r.content) for r in rows]
 
 

@@ -1,9 +1,7 @@
 -- name: needed
-SELECT c.content_hash, array_agg(DISTINCT v.doc_id) AS docs
-FROM kb_doc_version v JOIN unnest(%(docs)s::bigint[], %(versions)s::int[]) x (doc_id, version) ON v.doc_id = x.doc_id AND v.version = x.version
-CROSS JOIN LATERAL unnest(v.chunk_ids) u (id)
-JOIN kb_chunk_state s ON s.shard = %(shard)s::int AND s.id = u.id AND s.space_id = %(space)s AND NOT s.in_current
-JOIN kb_chunk c ON c.shard = %(shard)s::int AND c.id = u.id AND c.space_id = %(space)s
+SELECT c.content_hash, array_agg(DISTINCT s.doc_id) AS docs, min(s.id) AS chunk_id
+FROM kb_chunk_state s JOIN kb_chunk c ON c.shard = %(shard)s::int AND c.id = s.id AND c.space_id = %(space)s
+WHERE s.shard = %(shard)s::int AND s.id = ANY(%(ids)s::bigint[]) AND s.space_id = %(space)s AND NOT s.in_current
 GROUP BY c.content_hash
 
 -- name: pin
@@ -27,10 +25,8 @@ UPDATE kb_embedding e SET token = %(token)s, lease_until = clock_timestamp() + %
 WHERE e.model_id = %(model)s::int AND e.content_hash = k.content_hash RETURNING e.content_hash
 
 -- name: texts
-SELECT DISTINCT ON (c.content_hash) c.content_hash, c.prefix, c.content FROM kb_chunk_state s
-JOIN kb_chunk c ON c.shard = %(shard)s::int AND c.id = s.id AND c.space_id = %(space)s
-WHERE s.shard = %(shard)s::int AND s.space_id = %(space)s AND s.doc_id = ANY(%(docs)s::bigint[]) AND NOT s.in_current
-  AND c.content_hash = ANY(%(hashes)s::bytea[]) ORDER BY c.content_hash
+SELECT c.content_hash, c.prefix, c.content FROM kb_chunk c
+WHERE c.shard = %(shard)s::int AND c.id = ANY(%(ids)s::bigint[]) AND c.space_id = %(space)s
 
 -- name: stage
 CREATE TEMP TABLE IF NOT EXISTS stage_vector (content_hash bytea, vector bytea) ON COMMIT DELETE ROWS

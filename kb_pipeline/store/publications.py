@@ -8,6 +8,7 @@ from kb_pipeline.statements import load_statements
 from kb_pipeline.store.database import Connection
 
 SQL = load_statements(__package__, "publications.sql")
+SLICE = 5000  # ids a statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +29,19 @@ def revive(c: Connection, space_id: int, shard: int, docs: Sequence[int], versio
 
     From here on nobody can mark them for erasing: the version is PROCESSING. Documents are locked by the caller.
     """
-    values = {"space": space_id, "shard": shard, "docs": list(docs), "versions": list(versions)}
-    c.execute(SQL.revive, values)
-    return [Wanted(*r[:5], tuple(r.acl), r.acl_seq) for r in c.execute(SQL.wanted, values)]
+    ids = [i for ids in chunk_ids(c, docs, versions).values() for i in ids]
+    wanted = []
+    for start in range(0, len(ids), SLICE):
+        values = {"space": space_id, "shard": shard, "ids": ids[start : start + SLICE]}
+        c.execute(SQL.revive, values)
+        wanted += [Wanted(*r[:5], tuple(r.acl), r.acl_seq) for r in c.execute(SQL.wanted, values)]
+    return wanted
+
+
+def chunk_ids(c: Connection, docs: Sequence[int], versions: Sequence[int]) -> dict[int, list[int]]:
+    """The chunks of these versions in reading order. Read first, and passed as a parameter: a join would be planned blindly."""
+    rows = c.execute(SQL.chunk_ids, {"docs": list(docs), "versions": list(versions)})
+    return {r.doc_id: r.chunk_ids or [] for r in rows}
 
 
 def publishable(c: Connection, docs: Mapping[int, int]) -> dict[int, tuple[int, int]]:

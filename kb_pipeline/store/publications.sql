@@ -1,14 +1,15 @@
+-- name: chunk_ids
+SELECT v.doc_id, v.chunk_ids FROM kb_doc_version v JOIN unnest(%(docs)s::bigint[], %(versions)s::int[]) x (doc_id, version)
+  ON v.doc_id = x.doc_id AND v.version = x.version
+
 -- name: revive
 UPDATE kb_chunk_state s SET vec_status = 0, incarnation = incarnation + 1, vec_id = kb_vec_id(s.id, hash, incarnation + 1),
     ck = kb_checksum(kb_vec_id(s.id, hash, incarnation + 1), acl), bucket = kb_bucket(kb_vec_id(s.id, hash, incarnation + 1))
-FROM kb_doc_version v JOIN unnest(%(docs)s::bigint[], %(versions)s::int[]) x (doc_id, version) ON v.doc_id = x.doc_id AND v.version = x.version
-WHERE s.shard = %(shard)s::int AND s.space_id = %(space)s AND s.id = ANY(v.chunk_ids) AND s.vec_status = 3
+WHERE s.shard = %(shard)s::int AND s.id = ANY(%(ids)s::bigint[]) AND s.space_id = %(space)s AND s.vec_status = 3
 
 -- name: wanted
-SELECT s.id, s.doc_id, s.vec_id, s.ck, s.bucket, s.acl, s.acl_seq
-FROM kb_doc_version v JOIN unnest(%(docs)s::bigint[], %(versions)s::int[]) x (doc_id, version) ON v.doc_id = x.doc_id AND v.version = x.version
-CROSS JOIN LATERAL unnest(v.chunk_ids) u (id)
-JOIN kb_chunk_state s ON s.shard = %(shard)s::int AND s.id = u.id AND s.space_id = %(space)s
+SELECT s.id, s.doc_id, s.vec_id, s.ck, s.bucket, s.acl, s.acl_seq FROM kb_chunk_state s
+WHERE s.shard = %(shard)s::int AND s.id = ANY(%(ids)s::bigint[]) AND s.space_id = %(space)s
 
 -- name: publishable
 SELECT id, current_ver, acl_seq FROM kb_doc WHERE id = ANY(%(docs)s::bigint[]) AND status <> 'DELETED'
