@@ -248,7 +248,7 @@ class _Plan:
         for item, old in sorted_.changed:
             if item.external_id in digests and digests[item.external_id] is None:
                 continue  # vanished or bad
-            if old.raw_sha256 and digests.get(item.external_id) == old.raw_sha256 and old.version_status != "FAILED":
+            if old.raw_sha256 and digests.get(item.external_id) == old.raw_sha256:
                 self.same.append((item, old))
             else:
                 self.changed.append((item, old))

@@ -192,6 +192,20 @@ def test_deleting_beside_a_writer_loses_none_of_its_objects(store: FolderBlobs, 
         thread.join()
 
 
+def test_a_folder_that_others_delete_and_make_again_is_made_again(store: FolderBlobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.put_many([("a/b", b"x")])
+    real, errors = os.makedirs, [FileExistsError(), FileNotFoundError()]
+
+    def makedirs(path: str, exist_ok: bool) -> None:
+        if path.endswith("/c") and errors:
+            raise errors.pop()
+        real(path, exist_ok=exist_ok)
+
+    monkeypatch.setattr(folder.os, "makedirs", makedirs)
+    store.put_many([("c/d", b"y")])
+    assert store.get("c/d") == b"y" and not errors
+
+
 def test_a_missing_store_is_fatal_and_not_a_missing_object(store: FolderBlobs, root: Path) -> None:
     assert list(store.keys("")) == []  # nothing was ever written
     store.put_many([("a", b"x")])

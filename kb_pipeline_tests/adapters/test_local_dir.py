@@ -69,6 +69,13 @@ def ids(root: Path, **options: Any) -> list[str]:
     return [item.external_id for page in pages(root, **options) for item in page.items]
 
 
+def aged(root: Path, **options: Any) -> LocalDir:
+    """Opened a minute from now: nothing is provisional any more."""
+    connector = folder(root, **options)
+    connector.clock = lambda: time.time() + 60  # type: ignore[method-assign]
+    return connector
+
+
 def only(root: Path) -> Item:
     ((item,),) = (page.items for page in pages(root))
     return item
@@ -93,7 +100,7 @@ def test_a_name_that_is_not_utf8_is_a_bad_item_and_costs_itself_only(root: Path)
     assert (bad.external_id, bad.code) == (r"./caf\xe9.md", "name_not_utf8")
     assert "rename" in bad.message
     bad.external_id.encode()  # storable
-    assert folder(root).listing_digest() is None
+    assert aged(root).listing_digest() is None
 
 
 def test_an_escaped_name_never_equals_the_name_of_another_file(root: Path) -> None:
@@ -288,7 +295,7 @@ def test_many_reasons_are_told_in_part_and_counted(root: Path) -> None:
 
 
 def test_an_unreadable_folder_makes_the_listing_partial_and_the_walk_goes_on(shared_root: Path) -> None:
-    write(shared_root, "a.md", "b/c.md", "d.md", "e/f/g.md")
+    write(shared_root, "a.md", "b/c.md", "d.md", "e/f/g.md", "e/h.md")
     (shared_root / "b").chmod(0)
     (shared_root / "e").chmod(0o744)  # its names can be read, but nothing about them
     with without_privileges():
@@ -297,8 +304,9 @@ def test_an_unreadable_folder_makes_the_listing_partial_and_the_walk_goes_on(sha
         assert page.verdict is Verdict.PARTIAL
         assert [reason.split(":")[0] for reason in page.reasons] == ["b/", "e/"]
         assert all("exclude" in reason for reason in page.reasons)
-        connector = folder(shared_root)
+        connector = aged(shared_root)
         assert connector.listing_digest() is None
+        assert aged(shared_root, exclude="b,e").listing_digest() is not None
         assert connector.presence(["b/c.md", "a.md"]) == [Presence.FORBIDDEN, Presence.PRESENT]
         assert ids(shared_root, exclude="b,e") == ["a.md", "d.md"]
         assert pages(shared_root, exclude="b,e")[0].verdict is Verdict.COMPLETE
@@ -379,6 +387,52 @@ def test_what_vanishes_after_its_folder_was_listed_is_simply_not_there(root: Pat
     assert {page.verdict for page in rest} == {Verdict.COMPLETE}
 
 
+def test_a_folder_that_vanishes_before_it_is_opened_is_simply_not_there(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(root, "a.md", "b/c.md", "d.md")
+    real = os.open
+
+    def vanish(path: Any, *args: Any, **kwargs: Any) -> int:
+        if path == b"b":
+            shutil.rmtree(root / "b")
+        return real(path, *args, **kwargs)
+
+    monkeypatch.setattr(local_dir.os, "open", vanish)
+    (page,) = pages(root)
+    assert [item.external_id for item in page.items] == ["a.md", "d.md"]
+    assert page.verdict is Verdict.COMPLETE
+
+
+def test_what_fails_behind_the_last_full_page_is_told_on_a_page_of_its_own(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(root, "a.md", "b.md", "c/d.md")
+    real = os.open
+
+    def fail(path: Any, *args: Any, **kwargs: Any) -> int:
+        if path == b"c":
+            raise OSError(errno.EIO, "Input/output error")
+        return real(path, *args, **kwargs)
+
+    monkeypatch.setattr(local_dir.os, "open", fail)
+    first, last = folder(root).pages(None, 2)
+    assert first.verdict is Verdict.COMPLETE and len(first.items) == 2
+    assert last.verdict is Verdict.PARTIAL and last.items == () and last.checkpoint == first.checkpoint
+
+
+def test_a_root_that_vanishes_during_a_probe_says_nothing_about_its_items(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(root, "a.md")
+    connector = folder(root)
+    real = connector._probe
+
+    def probe(fd: int, external_id: str) -> Presence:
+        if root.exists():
+            shutil.rmtree(root)
+        return real(fd, external_id)
+
+    monkeypatch.setattr(connector, "_probe", probe)
+    assert connector.presence(["a.md", "b.md"]) == [Presence.UNKNOWN] * 2
+
+
 @pytest.mark.parametrize("replacement", [None, "folder", "file"])
 def test_a_root_that_vanishes_during_the_walk_is_fatal(root: Path, tmp_path: Path, replacement: str | None) -> None:
     write(root, "a.md", "b.md", "c.md")
@@ -443,9 +497,7 @@ def test_a_file_written_within_the_resolution_of_its_stamp_is_provisional(root: 
 def test_a_date_in_the_future_does_not_make_a_file_provisional_for_ever(root: Path) -> None:
     write(root, "a.md")
     os.utime(root / "a.md", (time.time() + 10**6,) * 2)
-    connector = folder(root)
-    connector.clock = lambda: time.time() + 60  # type: ignore[method-assign]
-    assert connector.listing_digest() is not None
+    assert aged(root).listing_digest() is not None
 
 
 def test_an_edit_of_equal_size_under_a_restored_mtime_changes_the_revision(root: Path) -> None:
