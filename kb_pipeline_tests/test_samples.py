@@ -8,6 +8,7 @@ from typing import NamedTuple
 import pytest
 
 import kb_pipeline
+from kb_pipeline.cli.demo import QUESTIONS as DEMO_QUESTIONS
 from kb_pipeline.model import Hit
 from kb_pipeline.registry import open_adapter
 from kb_pipeline.search import search
@@ -99,6 +100,13 @@ def test_four_of_five_questions_find_their_section_in_the_first_five_hits(synced
     asked = questions(language)
     missed = [q for q in asked if not any(answers(hit, q) for hit in synced.hits(q.question))]
     assert len(missed) <= len(asked) * 0.2, "\n".join(f"{q.question} -> {q.file}" for q in missed)
+
+
+@pytest.mark.slow
+def test_the_best_hit_answers_each_question_that_the_demo_asks(synced: Synced) -> None:
+    asked = {q.question: q for q in questions()}
+    missed = [text for text in DEMO_QUESTIONS if not answers(synced.hits(text, k=1)[0], asked[text])]
+    assert missed == []
 
 
 def answers(hit: Hit, question: Question) -> bool:

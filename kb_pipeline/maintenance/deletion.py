@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from kb_pipeline.engine import Engine
+from kb_pipeline.errors import Transient
 from kb_pipeline.model import Presence
 from kb_pipeline.store import documents, erasure, sources, spaces, versions, walks
 from kb_pipeline.store.database import retried, transaction
@@ -10,6 +11,7 @@ from kb_pipeline.store.sources import Source
 from kb_pipeline.store.spaces import Space
 
 PROBE_BATCH = 500
+REMOVAL_BATCH = 500
 
 
 def confirm_hidden(engine: Engine, space: Space, source: Source, *, spend: bool = False) -> int:
@@ -56,6 +58,41 @@ def delete_document(engine: Engine, space: Space, source_id: int, doc_id: int) -
 
     retried(tombstone)
     erase_documents(engine, space, [doc_id])
+
+
+def remove_source(engine: Engine, space: Space, source: Source) -> int:
+    """Delete every document of a source, in batches, and forget it. Returns how many; call it again if it was interrupted.
+
+    It is PAUSED first and its lease taken, so that no walk adds to it. Raises Transient while one runs.
+    """
+    token = retried(lambda: _close(engine, source))
+    deleted = 0
+    while ids := retried(lambda: _tombstone_some(engine, space, source)):
+        erase_documents(engine, space, ids)
+        deleted += len(ids)
+    with transaction(engine.pool) as c:
+        sources.set_status(c, source.id, "REMOVED")
+        walks.release_lease(c, source.id, token)
+    return deleted
+
+
+def _close(engine: Engine, source: Source) -> int:
+    with transaction(engine.pool) as c:
+        token = walks.take_lease(c, source.id, engine.limits.lease_seconds)
+        if isinstance(token, str):
+            raise Transient(f"source {source.name} is being walked by {token}: wait for it to end", code="source_busy")
+        sources.set_status(c, source.id, "PAUSED")
+        return token
+
+
+def _tombstone_some(engine: Engine, space: Space, source: Source) -> list[int]:
+    with transaction(engine.pool) as c:
+        shard = spaces.lock_shared(c, space)
+        if shard is None:
+            return []
+        ids = documents.lock_of_source(c, source.id, REMOVAL_BATCH)
+        documents.delete_documents(c, space.id, shard, ids)
+        return ids
 
 
 def erase_documents(engine: Engine, space: Space, doc_ids: Sequence[int]) -> None:

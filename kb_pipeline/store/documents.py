@@ -109,6 +109,11 @@ def still_hidden(c: Connection, doc_ids: Sequence[int], tokens: Sequence[int]) -
     return [row.id for row in rows]
 
 
+def lock_of_source(c: Connection, source_id: int, limit: int) -> list[int]:
+    """Some living documents of a source, locked by ascending id."""
+    return [row.id for row in c.execute(SQL.lock_of_source, {"source": source_id, "limit": limit})]
+
+
 def documents(c: Connection, space_id: int, *, after: int = 0, limit: int = 100, status: str | None = None) -> list[Any]:
     return c.execute(SQL.list_all, {"space": space_id, "after": after, "limit": limit, "status": status}).fetchall()
 

@@ -98,6 +98,9 @@ UPDATE kb_doc_version SET status = 'ARCHIVED' WHERE doc_id = ANY(%(docs)s::bigin
 SELECT d.id FROM kb_doc d JOIN unnest(%(docs)s::bigint[], %(tokens)s::bigint[]) x (id, token) ON d.id = x.id
 WHERE d.hidden_sync = x.token AND d.status <> 'DELETED' ORDER BY d.id FOR NO KEY UPDATE OF d
 
+-- name: lock_of_source
+SELECT id FROM kb_doc WHERE source_id = %(source)s AND status <> 'DELETED' ORDER BY id LIMIT %(limit)s FOR NO KEY UPDATE
+
 -- name: list_all
 SELECT d.id AS document_id, d.external_id, d.title, d.status, d.current_ver AS version, d.published_at, d.hidden_at IS NOT NULL AS hidden,
        coalesce(array_length(v.chunk_ids, 1), 0) AS chunks, r.name AS source, t.error_code, t.error_message

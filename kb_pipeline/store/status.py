@@ -1,9 +1,11 @@
 """Counts for people, and the one question whether anything waits."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kb_pipeline.statements import load_statements
+from kb_pipeline.states import Node
 from kb_pipeline.store.database import Connection
 
 SQL = load_statements(__package__, "status.sql")
@@ -32,3 +34,13 @@ def counts(c: Connection, space_id: int) -> dict[str, dict[str, int]]:
 def last_jobs(c: Connection, space_id: int) -> dict[int, Any]:
     """The last pass of each source: status, verdict, reasons, counts, started_at, finished_at, error."""
     return {r.source_id: r for r in c.execute(SQL.last_jobs, {"space": space_id})}
+
+
+def published_state(c: Connection, space_id: int) -> str:
+    """Count and digest over (document, current version) of all that search can show: equal while no answer may change."""
+    return str(c.execute(SQL.published_state, {"space": space_id}).fetchall()[0].state)
+
+
+def reached_state(c: Connection, space_id: int, nodes: Sequence[Node]) -> str:
+    """The same over (document, newest version) of those that stand at one of ``nodes``, or are published."""
+    return str(c.execute(SQL.reached_state, {"space": space_id, "nodes": [n.value for n in nodes]}).fetchall()[0].state)

@@ -18,3 +18,13 @@ JOIN kb_chunk_state t ON t.shard = s.shard AND t.space_id = s.id WHERE s.id = %(
 -- name: last_jobs
 SELECT DISTINCT ON (source_id) source_id, status, verdict, reasons, counts, started_at, finished_at, error FROM sync_job
 WHERE space_id = %(space)s ORDER BY source_id, id DESC
+
+-- name: published_state
+SELECT count(*) || '-' || coalesce(sum(hashtextextended(id || ':' || current_ver, 0)), 0) AS state FROM kb_doc
+WHERE space_id = %(space)s AND status <> 'DELETED' AND hidden_at IS NULL AND current_ver > 0
+
+-- name: reached_state
+SELECT count(*) || '-' || coalesce(sum(hashtextextended(d.id || ':' || d.last_ver, 0)), 0) AS state
+FROM kb_doc d LEFT JOIN ingestion_task t ON t.doc_id = d.id AND t.version = d.last_ver
+WHERE d.space_id = %(space)s AND d.status <> 'DELETED' AND d.hidden_at IS NULL AND d.last_ver > 0
+  AND (d.current_ver = d.last_ver OR t.current_node = ANY(%(nodes)s::text[]))

@@ -1,0 +1,63 @@
+"""``kb status``: what the spaces hold, and how their sources stand."""
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kb_pipeline.cli.output import tally
+from kb_pipeline.cli.session import session_of
+from kb_pipeline.model import Json
+
+if TYPE_CHECKING:
+    from kb_pipeline.store.spaces import Space
+    from kb_pipeline.wiring import App
+
+NAME = "status"
+
+
+def command(ctx: typer.Context, space: Annotated[str | None, typer.Argument(metavar="[SPACE]")] = None) -> None:
+    """Documents, tasks, chunks and vectors by status; sources with their last and next pass."""
+    session = session_of(ctx)
+    with session.app() as opened:
+        chosen = [opened.space(space)] if space else opened.spaces()
+        found = [
+            {"key": s.key, "name": s.name, "status": s.status, "schedule": s.schedule, **contents(opened, s)} for s in chosen
+        ]
+    if session.out.document({"spaces": found}):
+        return
+    columns = ("space", "status", "documents", "tasks", "chunks", "vectors")
+    rows = [[s["key"], s["status"], *(tally(s[k]) for k in columns[2:])] for s in found]
+    session.out.table(columns, rows, "No space yet: kb demo, or kb space add KEY")
+    columns = ("space", "source", "kind", "status", "last pass", "verdict", "next pass", "waiting deletions")
+    rows = [
+        [s["key"], r["name"], r["kind"], r["status"], (r["last_pass"] or {}).get("finished_at"), (r["last_pass"] or {}).get("verdict"),
+         r["next_pass"], r["waiting_deletions"] or ""] for s in found for r in s["sources"]
+    ]  # fmt: skip
+    if found:
+        session.out.table(columns, rows, "No source yet: kb source add SPACE docs local_dir path=FOLDER")
+
+
+def contents(app: "App", space: "Space") -> Json:
+    """Counts by status, and the sources."""
+    from kb_pipeline.cli.source import pass_document
+    from kb_pipeline.store import sources, status
+    from kb_pipeline.store.database import connection
+
+    with connection(app.pool) as c:
+        counts, jobs, found = status.counts(c, space.id), status.last_jobs(c, space.id), sources.list_sources(c, space.id)
+    upcoming = _next_pass(space)
+    return counts | {
+        "sources": [
+            {"name": s.name, "kind": s.kind, "status": s.status, "last_pass": pass_document(jobs.get(s.id)),
+             "next_pass": upcoming if s.status == "ACTIVE" else None, "watermark": s.watermark, "waiting_deletions": s.waiting_deletions}
+            for s in found
+        ]
+    }  # fmt: skip
+
+
+def _next_pass(space: "Space") -> datetime | None:
+    """When the schedule comes up next; `kb up` must be running then."""
+    from kb_pipeline.cli.cron import next_time
+
+    return next_time(space.schedule, datetime.now(UTC)) if space.schedule and space.status == "ACTIVE" else None

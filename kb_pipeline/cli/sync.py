@@ -1,0 +1,144 @@
+"""``kb sync``: one pass over a space, here and now."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kb_pipeline.cli.output import Output
+from kb_pipeline.cli.session import COULD_NOT, DELETIONS_WAIT, DONE, SOME_FAILED, session_of
+from kb_pipeline.model import Json, Verdict
+
+if TYPE_CHECKING:
+    from kb_pipeline.engine import Engine
+    from kb_pipeline.store.spaces import Space
+    from kb_pipeline.sync import SyncReport
+
+NAME = "sync"
+WALKED = ("seen", "new", "changed", "unchanged", "moved", "metadata_only", "hidden", "deleted", "failed")
+INGESTED = ("chunks_written", "chunks_reused", "embedded", "vectors_upserted")
+_WORSE = (Verdict.COMPLETE, Verdict.PARTIAL, Verdict.UNTRUSTED)
+_FAILURES = 1000  # task rows looked through for the ids of failed documents
+
+
+def command(
+    ctx: typer.Context,
+    space: Annotated[str, typer.Argument(metavar="SPACE")],
+    source: Annotated[str | None, typer.Option(metavar="NAME", help="This source only.")] = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="Walk even where the listing's digest says that nothing changed.")
+    ] = False,
+) -> None:
+    """Find what changed in the sources of a space, and bring its index up to date."""
+    from kb_pipeline.sync import sync_space
+
+    session = session_of(ctx)
+    with session.app() as opened:
+        owner = opened.space(space)
+        report = sync_space(opened.engine, owner, source=source, full=full, progress=session.progress)
+        found = sync_document(opened.engine, owner, report)
+    if not session.out.document(found):
+        tell_sync(session.out, found)
+    tell_trouble(session.out, found)
+    raise typer.Exit(exit_code(report))
+
+
+def exit_code(report: "SyncReport") -> int:
+    """What could not be done outweighs what must be approved, that outweighs single documents."""
+    if report.errors or (report.ingest.stopped is not None and not report.ingest.published):
+        return COULD_NOT
+    if report.waiting_deletions or report.incomplete:
+        return DELETIONS_WAIT
+    return SOME_FAILED if report.failed else DONE
+
+
+def sync_document(engine: "Engine", space: "Space", report: "SyncReport") -> Json:
+    """The report under the names that scripts rely on. Ingest numbers are the space's: a pass has them where it is the only one."""
+    ingested = {k: report.ingest.counts.get(k, 0) for k in INGESTED} | {"vectors_deleted": report.vectors_deleted}
+    passes: list[Json] = [
+        {"source": p.source, "verdict": p.verdict, "reasons": p.reasons, **{k: p.counts.get(k, 0) for k in WALKED},
+         "waiting_deletions": p.waiting_deletions, "resumed": p.resumed} for p in report.passes
+    ]  # fmt: skip
+    totals = {k: sum(p[k] for p in passes) for k in (*WALKED, "waiting_deletions")}
+    totals["failed"] = report.failed
+    verdicts = [p.verdict for p in report.passes] + ([Verdict.PARTIAL] if report.errors else [])
+    seconds = round(report.seconds, 3)
+    if len(passes) == 1 and not report.errors:
+        passes[0] |= ingested | {"failed": report.failed, "seconds": seconds}
+    stopped = report.ingest.stopped
+    return {
+        "space": space.key, "verdict": max(verdicts, key=_WORSE.index, default=Verdict.COMPLETE), **totals, **ingested,
+        "published": report.ingest.published, "seconds": seconds, "passes": passes, "failures": _failures(engine, space, report),
+        "errors": {name: e.message for name, e in report.errors.items()}, "stopped": stopped.message if stopped else None,
+        "unfinished": _unfinished(engine, space),
+    }  # fmt: skip
+
+
+def tell_sync(out: Output, found: Json) -> None:
+    for each in found["passes"]:
+        changes = [f"{each[k]} {k.replace('_', ' ')}" for k in WALKED[1:] if each[k] and k not in ("unchanged", "failed")]
+        out.line(
+            f"{each['source']}: {each['seen']} seen, {', '.join(changes) or 'nothing changed'}{' (resumed)' if each['resumed'] else ''}"
+        )
+    done = [f"{found['published']} documents published"] if found["published"] else []
+    done += [f"{found['embedded']} chunks embedded"] if found["embedded"] else []
+    done += [f"{found['chunks_reused']} chunks kept"] if found["chunks_reused"] else []
+    done += [f"{found['moved']} documents moved without embedding"] if found["moved"] else []
+    done += [f"{found['vectors_deleted']} vectors deleted"] if found["vectors_deleted"] else []
+    if done:
+        out.line(f"{'; '.join(done)} ({found['seconds']:.1f} s)")
+
+
+def tell_trouble(out: Output, found: Json) -> None:
+    """On stderr, with the way out of each."""
+    for name, message in found["errors"].items():
+        out.hint(f"source {name} could not be read: {message}")
+    if found["stopped"]:
+        out.hint(f"work stopped: {found['stopped']}")
+    for each in found["passes"]:
+        for reason in each["reasons"]:
+            out.hint(f"{each['source']} ({each['verdict']}): {reason}")
+    for failure in found["failures"]:
+        way_out = f"kb task show {failure['task_id']}" if failure["task_id"] else "kb task list"
+        out.hint(
+            f"failed: {failure['document']}: {failure['message'].removeprefix(failure['document'] + ': ')} [{failure['code']}] ({way_out})"
+        )
+    if more := found["failed"] - len(found["failures"]):
+        out.hint(f"and {more} more: kb task list {found['space']} --status DEAD")
+    waiting = found["unfinished"]
+    if again := waiting.get("FAILED", 0):
+        out.hint(f"{again} failed documents are tried again by a later sync, once their waiting time is over")
+    if (dead := waiting.get("DEAD", 0)) and not found["failed"]:
+        out.hint(f"{dead} documents failed in earlier passes: kb task list {found['space']} --status DEAD")
+
+
+def _failures(engine: "Engine", space: "Space", report: "SyncReport") -> list[Json]:
+    failures: list[Json] = [
+        {"document": c.external_id, "code": f.code, "message": f.message, "task_id": c.task_id}
+        for c, f in report.ingest.failures
+    ]
+    bad = [b for p in report.passes for b in p.bad]
+    tasks = _ledger(engine, space) if bad else {}
+    return failures + [
+        {"document": b.external_id, "code": b.code, "message": b.message, "task_id": tasks.get((b.external_id, b.code))}
+        for b in bad
+    ]
+
+
+def _ledger(engine: "Engine", space: "Space") -> dict[tuple[str, str], int]:
+    """Tasks of failed documents, the newest of each."""
+    from kb_pipeline.store import tasks
+    from kb_pipeline.store.database import connection
+
+    with connection(engine.pool) as c:
+        rows: Sequence[Any] = tasks.failed_documents(c, space.id, _FAILURES)
+    return {(r.external_id, r.error_code): r.task_id for r in reversed(rows)}
+
+
+def _unfinished(engine: "Engine", space: "Space") -> dict[str, int]:
+    from kb_pipeline.store import status
+    from kb_pipeline.store.database import connection
+
+    with connection(engine.pool) as c:
+        by_status = status.counts(c, space.id)["tasks"]
+    return {k: n for k, n in by_status.items() if k not in ("SUCCESS", "CANCELED")}

@@ -1,0 +1,45 @@
+"""The opened application as a Dagster resource."""
+
+from contextlib import ExitStack
+
+from dagster import ConfigurableResource, InitResourceContext
+from pydantic import PrivateAttr
+
+from kb_pipeline.engine import Engine
+from kb_pipeline.settings import load_settings
+from kb_pipeline.store.spaces import Space
+from kb_pipeline.wiring import App, open_app
+
+
+class KbResource(ConfigurableResource[None]):
+    """Opened at its first use and closed with the run: one pool and one embedder for all assets of an in-process run.
+
+    Settings come from the ``KB_*`` variables, as for every ``kb`` command; ``home`` and ``database_url`` win when given.
+    """
+
+    home: str = ""
+    database_url: str = ""
+    _stack: ExitStack = PrivateAttr(default_factory=ExitStack)
+    _app: App | None = PrivateAttr(default=None)
+
+    def app(self) -> App:
+        if self._app is None:
+            settings = load_settings(home=self.home or None, database_url=self.database_url or None)
+            self._app = self._stack.enter_context(open_app(settings))
+        return self._app
+
+    def space(self, key: str) -> tuple[Engine, Space]:
+        """Raises Misconfigured for a space that is not (or no longer) there."""
+        app = self.app()
+        return app.engine, app.space(key)
+
+    def active_spaces(self) -> list[str]:
+        """Keys in order. One that is being deleted is no longer active: nothing can be materialised in it."""
+        return [s.key for s in self.app().spaces() if s.status == "ACTIVE"]
+
+    def close(self) -> None:
+        self._app = None
+        self._stack.close()
+
+    def teardown_after_execution(self, context: InitResourceContext) -> None:
+        self.close()
