@@ -16,7 +16,7 @@ from kb_pipeline.blobs import checked_key
 from kb_pipeline.embedders.hashing import Config as HashingConfig
 from kb_pipeline.embedders.hashing import HashingEmbedder
 from kb_pipeline.errors import KbError, Rejected, StateError, Transient
-from kb_pipeline.model import BadItem, Bucket, Candidate, Fetched, IndexRef, Item, Json, Page, Presence, Verdict, VectorEntry
+from kb_pipeline.model import BadItem, Bucket, Candidate, Fetched, IndexRef, Item, Json, Page, Presence, VectorEntry, Verdict
 from kb_pipeline.ports import BlobStore, Capabilities, Connector, Embedder, VectorIndex, Vectors
 from kb_pipeline.settings import Settings
 from kb_pipeline.store import sources

@@ -122,14 +122,18 @@ def test_only_the_pipeline_catches_whatever_comes_and_goes_on() -> None:
 
 
 def test_no_sql_is_built_from_text() -> None:
-    found = [at(m, n) for m in MODULES if m not in SQL_AS_TEXT for n in nodes(m) if _builds_text(n) and _SQL.match(constants(n))]
+    found = [
+        at(m, n) for m in MODULES if m not in SQL_AS_TEXT for n in nodes(m) if _builds_text(n) and _SQL.match(constants(n))
+    ]
     assert found == []
 
 
 def _builds_text(node: ast.AST) -> bool:
     """An f-string, ``"..." % x``, ``"..." + x`` or ``"...".format(x)``. psycopg's ``SQL("...").format`` quotes, and is none."""
     if isinstance(node, ast.BinOp):
-        return isinstance(node.op, ast.Mod | ast.Add) and any(isinstance(x, ast.Constant | ast.JoinedStr) for x in (node.left, node.right))
+        return isinstance(node.op, ast.Mod | ast.Add) and any(
+            isinstance(x, ast.Constant | ast.JoinedStr) for x in (node.left, node.right)
+        )
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         return node.func.attr == "format" and isinstance(node.func.value, ast.Constant)
     return isinstance(node, ast.JoinedStr) and any(isinstance(x, ast.FormattedValue) for x in node.values)
@@ -152,7 +156,11 @@ def test_sql_that_is_built_from_text_is_seen(code: str) -> None:
 def test_every_sql_block_is_used_and_every_used_block_exists() -> None:
     for file, text in SQL_FILES.items():
         module = file.removesuffix(".sql") + ".py"
-        used = {n.attr for n in nodes(module) if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name) and n.value.id == "SQL"}
+        used = {
+            n.attr
+            for n in nodes(module)
+            if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name) and n.value.id == "SQL"
+        }
         assert used == set(blocks(text)), file
         assert len(_BLOCK.findall(text)) == len(blocks(text)), f"{file}: a block stands twice"
 
@@ -172,7 +180,12 @@ def test_no_statement_stands_twice() -> None:
 
 
 def test_a_status_is_written_in_the_store_only() -> None:
-    outside = {f"{f}:{name}": body for f, text in SQL_FILES.items() if not f.startswith("store/") for name, body in blocks(text).items()}
+    outside = {
+        f"{f}:{name}": body
+        for f, text in SQL_FILES.items()
+        if not f.startswith("store/")
+        for name, body in blocks(text).items()
+    }
     outside |= {m: "\n".join(_strings(m)) for m in MODULES if not m.startswith("store/")}
     assert [where for where, text in outside.items() if _writes_status(text)] == []
     assert any(_writes_status(text) for text in SQL_FILES.values())  # the test sees what it looks for

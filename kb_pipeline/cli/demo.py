@@ -71,8 +71,8 @@ def _space(app: "App", folder: Path, *, bundled: bool) -> "Space":
     source = next((s for s in have if s.name == SOURCE), None)
     if source is not None and source.config.get("path") != str(folder):
         raise Misconfigured(
-            f"space {SPACE} was made from {source.config.get('path')}, not from {folder}: search it with kb search {SPACE}, make a space of your own "
-            f"with kb space add, or begin anew with kb space remove {SPACE} --yes",
+            f"space {SPACE} was made from {source.config.get('path')}, not from {folder}: make a space of your own with "
+            f"kb space add, or begin anew with kb space remove {SPACE} --yes",
             code="demo_exists",
         )
     if bundled:

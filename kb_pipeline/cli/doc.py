@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kb_pipeline.cli.output import rows, when
+from kb_pipeline.cli.output import rows
 from kb_pipeline.cli.session import COULD_NOT, session_of
 from kb_pipeline.errors import Misconfigured
 from kb_pipeline.model import Json
@@ -41,9 +41,17 @@ def list_(
         return
     columns = ("id", "document", "status", "version", "published", "chunks", "source", "error")
     shown = [
-        [d["document_id"], d["external_id"], "HIDDEN" if d["hidden"] else d["status"], d["version"] or "", d["published_at"], d["chunks"], d["source"],
-         f"{d['error_code']}: {d['error_message']}" if d["error_code"] else ""] for d in found
-    ]  # fmt: skip
+        [
+            *(d["document_id"], d["external_id"], "HIDDEN" if d["hidden"] else d["status"], d["version"] or ""),
+            *(
+                d["published_at"],
+                d["chunks"],
+                d["source"],
+                f"{d['error_code']}: {d['error_message']}" if d["error_code"] else "",
+            ),
+        ]
+        for d in found
+    ]
     session.out.table(columns, shown, f"No such document in space {space}. Next: kb sync {space}")
     if more:
         session.out.hint(f"There may be more: kb doc list {space} --after {more}")
@@ -71,10 +79,8 @@ def versions(ctx: typer.Context, doc_id: Id) -> None:
         found = rows(documents.document_versions(c, doc_id))
     if not session.out.document({"document_id": doc_id, "external_id": document.external_id, "versions": found}):
         columns = ("version", "status", "current", "published", "until", "bytes", "chunks", "reused")
-        shown = [
-            [v["version"], v["status"], "*" if v["current"] else "", when(v["published_at"]), when(v["superseded_at"]), v["raw_bytes"], v["chunks"],
-             v["reused"]] for v in found
-        ]  # fmt: skip
+        keys = ("published_at", "superseded_at", "raw_bytes", "chunks", "reused")
+        shown = [[v["version"], v["status"], "*" if v["current"] else "", *(v[k] for k in keys)] for v in found]
         session.out.table(columns, shown, "It has no version")
 
 
@@ -164,7 +170,8 @@ def _document(app: "App", doc_id: int) -> Json:
         known = {v.version: v for v in documents.document_versions(c, doc_id)}
     current = known.get(d.current_ver)
     return {
-        "document_id": d.id, "external_id": d.external_id, "title": d.title, "uri": d.uri, "space": space.key if space else None,
-        "source": d.source, "status": d.status, "version": d.current_ver, "newest_version": d.last_ver, "hidden_at": d.hidden_at,
-        "published_at": d.published_at, "chunks": current.chunks if current else 0, "reused": current.reused if current else 0,
-    }  # fmt: skip
+        **{"document_id": d.id, "external_id": d.external_id, "title": d.title, "uri": d.uri},
+        **{"space": space.key if space else None, "source": d.source, "status": d.status, "hidden_at": d.hidden_at},
+        **{"version": d.current_ver, "newest_version": d.last_ver, "published_at": d.published_at},
+        **{"chunks": current.chunks if current else 0, "reused": current.reused if current else 0},
+    }

@@ -24,10 +24,17 @@ Second = Annotated[str | None, typer.Argument(metavar="", hidden=True)]
 def source_document(space: "Space", source: "Source", last: Any) -> Json:
     """``last``: the row of its last pass, or None."""
     return {
-        "space": space.key, "name": source.name, "kind": source.kind, "status": source.status, "config": masked(source.config),
-        "verdict": last.verdict if last else None, "waiting_deletions": source.waiting_deletions, "approved": source.approved,
-        "listing_count": source.listing_count, "listing_at": source.listing_at, "watermark": source.watermark, "last_pass": pass_document(last),
-    }  # fmt: skip
+        **{
+            "space": space.key,
+            "name": source.name,
+            "kind": source.kind,
+            "status": source.status,
+            "config": masked(source.config),
+        },
+        **{"verdict": last.verdict if last else None, "last_pass": pass_document(last), "watermark": source.watermark},
+        **{"waiting_deletions": source.waiting_deletions, "approved": source.approved},
+        **{"listing_count": source.listing_count, "listing_at": source.listing_at},
+    }
 
 
 def pass_document(last: Any) -> Json | None:
@@ -170,21 +177,14 @@ def remove(
         space, source = _find(opened, first, second)
         if not yes:
             raise Misconfigured(
-                f"removing source {source.name!r} deletes its documents from space {space.key}: kb source remove {space.key} {source.name} --yes",
+                f"removing source {source.name!r} deletes its documents from space {space.key}: "
+                f"kb source remove {space.key} {source.name} --yes",
                 code="not_confirmed",
             )
         deleted = remove_source(opened.engine, space, source)
         vectors = collect_vectors(opened.engine, space)
-    if not session.out.document(
-        {
-            "space": space.key,
-            "name": source.name,
-            "kind": source.kind,
-            "status": "REMOVED",
-            "deleted": deleted,
-            "vectors_deleted": vectors,
-        }
-    ):
+    found = {"space": space.key, "name": source.name, "kind": source.kind, "status": "REMOVED"}
+    if not session.out.document(found | {"deleted": deleted, "vectors_deleted": vectors}):
         session.out.line(f"Source {source.name} is removed: {deleted} documents and {vectors} vectors deleted")
 
 

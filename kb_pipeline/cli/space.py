@@ -19,14 +19,15 @@ Key = Annotated[str, typer.Argument(metavar="KEY", help="Its short name: a-z, 0-
 
 def space_document(space: "Space") -> Json:
     return {
-        "key": space.key, "name": space.name, "status": space.status, "index": space.index_kind, "embedder": space.embedder,
-        "embedder_options": masked(space.embedder_options), "model": space.fingerprint, "dimension": space.dimension, "chunking": space.chunking,
-        "retained_versions": space.retained_versions, "schedule": space.schedule, "audience": space.audience,
-    }  # fmt: skip
+        **{"key": space.key, "name": space.name, "status": space.status, "index": space.index_kind},
+        **{"embedder": space.embedder, "embedder_options": masked(space.embedder_options)},
+        **{"model": space.fingerprint, "dimension": space.dimension, "chunking": space.chunking},
+        **{"retained_versions": space.retained_versions, "schedule": space.schedule, "audience": space.audience},
+    }
 
 
 @app.command("add")
-def add(
+def add(  # noqa: PLR0917
     ctx: typer.Context,
     key: Key,
     name: Annotated[str | None, typer.Option(help="Its name for people.")] = None,
@@ -161,7 +162,8 @@ def _changes(given: dict[str, str]) -> dict[str, Any]:
                 changes |= {"audience": _audience(value), "set_audience": True}
             case _:
                 raise Misconfigured(
-                    f"a space's {key!r} cannot be set: choose name, schedule, retain or audience; embedder, index and chunking need a new space",
+                    f"a space's {key!r} cannot be set: choose name, schedule, retain or audience; "
+                    "embedder, index and chunking need a new space",
                     code="bad_option",
                 )
     return changes

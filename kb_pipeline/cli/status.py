@@ -29,13 +29,16 @@ def command(ctx: typer.Context, space: Annotated[str | None, typer.Argument(meta
     columns = ("space", "status", "documents", "tasks", "chunks", "vectors")
     rows = [[s["key"], s["status"], *(tally(s[k]) for k in columns[2:])] for s in found]
     session.out.table(columns, rows, "No space yet: kb demo, or kb space add KEY")
-    columns = ("space", "source", "kind", "status", "last pass", "verdict", "next pass", "waiting deletions")
-    rows = [
-        [s["key"], r["name"], r["kind"], r["status"], (r["last_pass"] or {}).get("finished_at"), (r["last_pass"] or {}).get("verdict"),
-         r["next_pass"], r["waiting_deletions"] or ""] for s in found for r in s["sources"]
-    ]  # fmt: skip
+    headings = ("space", "source", "kind", "status", "last pass", "verdict", "next pass", "waiting deletions")
+    rows = [_source_row(s["key"], r) for s in found for r in s["sources"]]
     if found:
-        session.out.table(columns, rows, "No source yet: kb source add SPACE docs local_dir path=FOLDER")
+        session.out.table(headings, rows, "No source yet: kb source add SPACE docs local_dir path=FOLDER")
+
+
+def _source_row(key: str, source: Json) -> list[object]:
+    last = source["last_pass"] or {}
+    named = [key, source["name"], source["kind"], source["status"]]
+    return [*named, last.get("finished_at"), last.get("verdict"), source["next_pass"], source["waiting_deletions"] or ""]
 
 
 def contents(app: "App", space: "Space") -> Json:
@@ -49,11 +52,14 @@ def contents(app: "App", space: "Space") -> Json:
     upcoming = _next_pass(space)
     return counts | {
         "sources": [
-            {"name": s.name, "kind": s.kind, "status": s.status, "last_pass": pass_document(jobs.get(s.id)),
-             "next_pass": upcoming if s.status == "ACTIVE" else None, "watermark": s.watermark, "waiting_deletions": s.waiting_deletions}
+            {
+                **{"name": s.name, "kind": s.kind, "status": s.status, "watermark": s.watermark},
+                **{"last_pass": pass_document(jobs.get(s.id)), "next_pass": upcoming if s.status == "ACTIVE" else None},
+                "waiting_deletions": s.waiting_deletions,
+            }
             for s in found
         ]
-    }  # fmt: skip
+    }
 
 
 def _next_pass(space: "Space") -> datetime | None:

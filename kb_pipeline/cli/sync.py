@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from kb_pipeline.engine import Engine
     from kb_pipeline.store.spaces import Space
     from kb_pipeline.sync import SyncReport
+    from kb_pipeline.walk import PassReport
 
 NAME = "sync"
 WALKED = ("seen", "new", "changed", "unchanged", "moved", "metadata_only", "hidden", "deleted", "failed")
@@ -53,12 +54,9 @@ def exit_code(report: "SyncReport") -> int:
 
 
 def sync_document(engine: "Engine", space: "Space", report: "SyncReport") -> Json:
-    """The report under the names that scripts rely on. Ingest numbers are the space's: a pass has them where it is the only one."""
+    """The report under the names that scripts rely on. Ingest numbers are the space's: an only pass repeats them."""
     ingested = {k: report.ingest.counts.get(k, 0) for k in INGESTED} | {"vectors_deleted": report.vectors_deleted}
-    passes: list[Json] = [
-        {"source": p.source, "verdict": p.verdict, "reasons": p.reasons, **{k: p.counts.get(k, 0) for k in WALKED},
-         "waiting_deletions": p.waiting_deletions, "resumed": p.resumed} for p in report.passes
-    ]  # fmt: skip
+    passes = [_pass_document(p) for p in report.passes]
     totals = {k: sum(p[k] for p in passes) for k in (*WALKED, "waiting_deletions")}
     totals["failed"] = report.failed
     verdicts = [p.verdict for p in report.passes] + ([Verdict.PARTIAL] if report.errors else [])
@@ -67,19 +65,30 @@ def sync_document(engine: "Engine", space: "Space", report: "SyncReport") -> Jso
         passes[0] |= ingested | {"failed": report.failed, "seconds": seconds}
     stopped = report.ingest.stopped
     return {
-        "space": space.key, "verdict": max(verdicts, key=_WORSE.index, default=Verdict.COMPLETE), **totals, **ingested,
-        "published": report.ingest.published, "seconds": seconds, "passes": passes, "failures": _failures(engine, space, report),
-        "errors": {name: e.message for name, e in report.errors.items()}, "stopped": stopped.message if stopped else None,
+        **{"space": space.key, "verdict": max(verdicts, key=_WORSE.index, default=Verdict.COMPLETE)},
+        **totals,
+        **ingested,
+        **{"published": report.ingest.published, "seconds": seconds, "passes": passes},
+        "failures": _failures(engine, space, report),
+        "errors": {name: e.message for name, e in report.errors.items()},
+        "stopped": stopped.message if stopped else None,
         "unfinished": _unfinished(engine, space),
-    }  # fmt: skip
+    }
+
+
+def _pass_document(found: "PassReport") -> Json:
+    return {
+        **{"source": found.source, "verdict": found.verdict, "reasons": found.reasons},
+        **{k: found.counts.get(k, 0) for k in WALKED},
+        **{"waiting_deletions": found.waiting_deletions, "resumed": found.resumed},
+    }
 
 
 def tell_sync(out: Output, found: Json) -> None:
     for each in found["passes"]:
         changes = [f"{each[k]} {k.replace('_', ' ')}" for k in WALKED[1:] if each[k] and k not in ("unchanged", "failed")]
-        out.line(
-            f"{each['source']}: {each['seen']} seen, {', '.join(changes) or 'nothing changed'}{' (resumed)' if each['resumed'] else ''}"
-        )
+        resumed = " (resumed)" if each["resumed"] else ""
+        out.line(f"{each['source']}: {each['seen']} seen, {', '.join(changes) or 'nothing changed'}{resumed}")
     done = [f"{found['published']} documents published"] if found["published"] else []
     done += [f"{found['embedded']} chunks embedded"] if found["embedded"] else []
     done += [f"{found['chunks_reused']} chunks kept"] if found["chunks_reused"] else []
@@ -99,10 +108,9 @@ def tell_trouble(out: Output, found: Json) -> None:
         for reason in each["reasons"]:
             out.hint(f"{each['source']} ({each['verdict']}): {reason}")
     for failure in found["failures"]:
-        way_out = f"kb task show {failure['task_id']}" if failure["task_id"] else "kb task list"
-        out.hint(
-            f"failed: {failure['document']}: {failure['message'].removeprefix(failure['document'] + ': ')} [{failure['code']}] ({way_out})"
-        )
+        way_out = f"kb task show {failure['task_id']}" if failure["task_id"] else f"kb task list {found['space']}"
+        message = failure["message"].removeprefix(f"{failure['document']}: ")
+        out.hint(f"failed: {failure['document']}: {message} [{failure['code']}] ({way_out})")
     if more := found["failed"] - len(found["failures"]):
         out.hint(f"and {more} more: kb task list {found['space']} --status DEAD")
     waiting = found["unfinished"]

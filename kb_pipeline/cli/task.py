@@ -39,9 +39,12 @@ def list_(
     if not session.out.document({"space": space, "tasks": found}):
         columns = ("task", "document", "version", "status", "node", "retries", "updated", "error")
         shown = [
-            [t["task_id"], f"{t['document_id']} {t['external_id']}", t["version"], t["status"], t["current_node"], t["retry_count"],
-             t["updated_at"], f"{t['error_code']}: {t['error_message']}" if t["error_code"] else ""] for t in found
-        ]  # fmt: skip
+            [
+                *(t["task_id"], f"{t['document_id']} {t['external_id']}", t["version"], t["status"], t["current_node"]),
+                *(t["retry_count"], t["updated_at"], f"{t['error_code']}: {t['error_message']}" if t["error_code"] else ""),
+            ]
+            for t in found
+        ]
         session.out.table(columns, shown, f"No such task in space {space}")
 
 

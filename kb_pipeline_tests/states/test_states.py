@@ -130,5 +130,7 @@ def test_the_database_knows_the_same_statuses_and_nodes() -> None:
 
 
 def test_a_document_has_one_live_task_for_the_database_as_for_us() -> None:
-    assert names_in(r"ingestion_task_one_live ON ingestion_task \(doc_id\) WHERE status IN \(([^)]*)\)") == {s.value for s in LIVE}
+    assert names_in(r"ingestion_task_one_live ON ingestion_task \(doc_id\) WHERE status IN \(([^)]*)\)") == {
+        s.value for s in LIVE
+    }
     assert not LIVE & END and TaskStatus.INIT not in LIVE
