@@ -167,4 +167,3 @@ class BlobStore(Protocol):
     def keys(self, prefix: str) -> Iterator[str]:
         """Keys that begin with ``prefix``, in order, in constant memory."""
         ...
-

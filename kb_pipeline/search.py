@@ -1,6 +1,6 @@
 """Question to hits: ANN in the serving index, then one join in PostgreSQL that shows only what is current, visible, permitted.
 
-So no index needs transactions, and a revoked permission or a deletion holds at once (PROTOCOL section 3, S1 to S4).
+So no index needs transactions, and a revoked permission or a deletion holds at once.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ WIDEST = 4096  # candidates asked for at most
 
 
 def search(engine: Engine, space: Space, question: str, *, k: int = 5, principals: Sequence[str] = ()) -> Answer:
-    """The best ``k`` chunks for a question. Without principals only what everybody may read. Raises Rejected for no question."""
+    """The best ``k`` chunks for a question. Without principals what everybody may read. Raises Rejected for no question."""
     if not question.strip():
         raise Rejected("the question is empty", code="empty_question")
     question = question.replace("\0", "")
@@ -40,11 +40,15 @@ def _query_vector(engine: Engine, space: Space, question: str) -> NDArray[np.flo
     vector = np.asarray(embedder.embed_query(question), dtype=np.float32)
     norm = float(np.linalg.norm(vector))
     if vector.shape != (space.dimension,) or not np.isfinite(norm) or norm == 0:
-        raise Fatal(f"embedder {space.embedder!r} answered the question with an unusable vector {vector.shape}", code="bad_vector")
+        raise Fatal(
+            f"embedder {space.embedder!r} answered the question with an unusable vector {vector.shape}", code="bad_vector"
+        )
     return vector / np.float32(norm)
 
 
-def _look(engine: Engine, space: Space, vector: NDArray[np.float32], k: int, principals: Sequence[str], last: bool) -> tuple[Standing, Joined] | None:
+def _look(
+    engine: Engine, space: Space, vector: NDArray[np.float32], k: int, principals: Sequence[str], last: bool
+) -> tuple[Standing, Joined] | None:
     """One consistent look: None if the index or the shard moved, or a candidate was replaced, under it."""
     with transaction(engine.pool) as c:
         standing = answers.standing(c, space.id)
@@ -71,8 +75,8 @@ def _look(engine: Engine, space: Space, vector: NDArray[np.float32], k: int, pri
         width *= 4
 
 
-def _rows(candidates: Sequence[Candidate]) -> list[tuple[int, int, object, float]]:
-    return [(x.chunk_id, x.doc_id, x.vec_id, x.score) for x in candidates]
+def _rows(candidates: Sequence[Candidate]) -> list[tuple[int, int, float]]:
+    return [(x.chunk_id, x.doc_id, x.score) for x in candidates]
 
 
 def _answer(
@@ -80,7 +84,8 @@ def _answer(
 ) -> Answer:
     rows = joined.rows[:k]
     hits = tuple(
-        Hit(r.doc_id, r.external_id, r.uri, r.title, tuple(r.title_path), r.version, r.chunk_id, round(r.score, 6), r.text) for r in rows
+        Hit(r.doc_id, r.external_id, r.uri, r.title, tuple(r.title_path), r.version, r.chunk_id, round(r.score, 6), r.text)
+        for r in rows
     )
     answer_id = None
     if engine.answer_log:

@@ -113,9 +113,17 @@ def _checked(s: Settings) -> Settings:
         ("batch_size", 1 <= s.batch_size <= 1000, "1 to 1000"),
         ("shrink_guard", 0 <= s.shrink_guard <= 1, "0 to 1"),
         ("lease_seconds", s.lease_seconds >= 5, "5 or more"),
-        ("database_url", s.database_url[:13] in ("", "postgresql://") or s.database_url.startswith("postgres://"), "postgresql://..."),
+        (
+            "database_url",
+            s.database_url[:13] in ("", "postgresql://") or s.database_url.startswith("postgres://"),
+            "postgresql://...",
+        ),
         ("blobs", s.blobs.split(":")[0] in ("", "file", "s3"), "file:PATH or s3://BUCKET/PREFIX"),
     ):
         if not ok:
             raise Misconfigured(f"{variable(name)}={getattr(s, name)}: must be {rule}", code="bad_setting")
-    return s if s.home.is_absolute() else load_settings({}, **{f.name: getattr(s, f.name) for f in fields(Settings)} | {"home": s.home.absolute()})
+    return (
+        s
+        if s.home.is_absolute()
+        else load_settings({}, **{f.name: getattr(s, f.name) for f in fields(Settings)} | {"home": s.home.absolute()})
+    )

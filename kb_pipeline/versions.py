@@ -30,6 +30,8 @@ def version_text(engine: Engine, doc_id: int, version: int | None = None) -> str
         number = version or document.current_ver or document.last_ver
         row = documents.get_version(c, doc_id, number)
     if row.parsed_path is None:
-        raise Misconfigured(f"document {doc_id} version {number} was never parsed: kb doc show {doc_id} says why", code="not_parsed")
+        raise Misconfigured(
+            f"document {doc_id} version {number} was never parsed: kb doc show {doc_id} says why", code="not_parsed"
+        )
     with engine.blobs.open(row.parsed_path) as raw:
         return "\n\n".join(block.text for block in decode_blocks(raw).blocks)

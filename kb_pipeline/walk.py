@@ -91,7 +91,7 @@ class _Pass:
         self._begin()
         walk = self._walk()
         for page in self.connector.pages(walk.checkpoint, self.engine.limits.page_size):
-            self._page(page)
+            self._page(snapshot.storable(page))
             self.progress(Progress(f"listing {self.source.name}", walk.counts.get("seen", 0), self.source.listing_count or 0))
         self._end()
         return self.report
@@ -183,7 +183,9 @@ class _Pass:
             else:
                 sources.forget_digest(c, self.source.id)
             walks.set_waiting(c, self.source.id, report.waiting_deletions)
-            walks.end_walk(c, walk, "SUCCESS" if complete else "FAILED", error=None if complete else "; ".join(walk.reasons[:3]) or None)
+            walks.end_walk(
+                c, walk, "SUCCESS" if complete else "FAILED", error=None if complete else "; ".join(walk.reasons[:3]) or None
+            )
             walks.release_lease(c, self.source.id, walk.token)
         report.verdict, report.reasons = walk.verdict, walk.reasons
         report.counts |= {k: v for k, v in walk.counts.items() if k in COUNTS}
@@ -300,7 +302,9 @@ class _Plan:
     def write(self, c: Connection, walk: Walk, mark: int, max_retries: int) -> bool:
         """All of it, in the caller's transaction. False: somebody wrote one of these documents since ``mark``."""
         bad_items = [_as_item(b, self.known.get(b.external_id)) for b in self.bad]
-        made = documents.insert_documents(c, self.space.id, self.source.id, [*self.new, *(i for i in bad_items if i.external_id not in self.known)])
+        made = documents.insert_documents(
+            c, self.space.id, self.source.id, [*self.new, *(i for i in bad_items if i.external_id not in self.known)]
+        )
         old = [k for pairs in (self.changed, self.same, self.moved, self.unchanged) for _, k in pairs]
         touched = {k.doc_id for pairs in (self.changed, self.same, self.moved) for _, k in pairs}
         touched |= {k.doc_id for i, k in self.unchanged if snapshot.restated(i, k)} | {
@@ -311,7 +315,9 @@ class _Plan:
         bad_ids = [k.doc_id if (k := self.known.get(b.external_id)) else made.get(b.external_id) for b in self.bad]
         walks.mark_seen(c, walk.walk_id, [k.doc_id for k in old] + list(made.values()) + [d for d in bad_ids if d])
         self._restate(c, fresh)
-        content = [(made[i.external_id], snapshot.stored_revision(i), i.size_bytes or 0) for i in self.new if i.external_id in made]
+        content = [
+            (made[i.external_id], snapshot.stored_revision(i), i.size_bytes or 0) for i in self.new if i.external_id in made
+        ]
         content += [(k.doc_id, snapshot.stored_revision(i), i.size_bytes or 0) for i, k in self.changed if k.doc_id in fresh]
         if content:
             documents.new_versions(c, self.space.id, content, max_retries=max_retries)
@@ -323,14 +329,18 @@ class _Plan:
         if ledger:
             documents.record_bad(c, self.space.id, ledger)
         self._count(walk)
-        return len(fresh) == len(touched) and len(made) == len(self.new) + sum(b.external_id not in self.known for b in self.bad)
+        return len(fresh) == len(touched) and len(made) == len(self.new) + sum(
+            b.external_id not in self.known for b in self.bad
+        )
 
     def _restate(self, c: Connection, fresh: set[int]) -> None:
         rows = [(i, k) for i, k in (*self.moved, *self.same, *self.changed, *self.unchanged) if k.doc_id in fresh]
         rows = [(i, k) for i, k in rows if snapshot.restated(i, k) or i.external_id != k.external_id]
         if rows:
             documents.restate_documents(c, [k.doc_id for _, k in rows], [i for i, _ in rows])
-        revisions = [(k.doc_id, k.version, snapshot.stored_revision(i)) for i, k in (*self.moved, *self.same) if k.doc_id in fresh]
+        revisions = [
+            (k.doc_id, k.version, snapshot.stored_revision(i)) for i, k in (*self.moved, *self.same) if k.doc_id in fresh
+        ]
         if revisions:
             documents.restate_revisions(c, revisions)
 

@@ -10,7 +10,7 @@ from kb_pipeline.engine import Engine, Limits, Progress, silent
 from kb_pipeline.errors import Misconfigured
 from kb_pipeline.model import ChunkParams, Json
 from kb_pipeline.ports import BlobStore, Connector, Embedder, Parser, VectorIndex
-from kb_pipeline.registry import CONNECTORS, EMBEDDERS, INDEXES, open_adapter
+from kb_pipeline.registry import CONNECTORS, INDEXES, open_adapter
 from kb_pipeline.settings import Settings, secret
 from kb_pipeline.store import migrations, sources, spaces
 from kb_pipeline.store.database import Pool, connection, open_pool, transaction
@@ -28,7 +28,14 @@ class App:
         self._kept: dict[tuple[str, str], Any] = {}
         limits = Limits(**{f.name: getattr(settings, f.name) for f in fields(Limits)})
         self.engine = Engine(
-            pool, self._blobs(), self._connector, self._parser, self._embedder, self._index, limits, answer_log=settings.answer_log
+            pool,
+            self._blobs(),
+            self._connector,
+            self._parser,
+            self._embedder,
+            self._index,
+            limits,
+            answer_log=settings.answer_log,
         )
 
     def space(self, key: str) -> Space:
@@ -52,10 +59,12 @@ class App:
         chunking: Json | None = None,
         audience: list[list[str]] | None = None,
     ) -> Space:
-        """A new, empty space with its vector index made and served. Raises Misconfigured, MissingExtra before anything is stored."""
+        """A new, empty space with its vector index made and served. Raises Misconfigured, MissingExtra before it is stored."""
         kind, index_kind = embedder or self.settings.embedder, index or self.settings.index
         if index_kind not in INDEXES:
-            raise Misconfigured(f"unknown index {index_kind!r}: choose one of {', '.join(sorted(INDEXES))}", code="unknown_index")
+            raise Misconfigured(
+                f"unknown index {index_kind!r}: choose one of {', '.join(sorted(INDEXES))}", code="unknown_index"
+            )
         options = embedder_options or {}
         opened: Embedder = open_adapter("embedder", kind, _revealed(options))
         dimension = opened.dimension
@@ -63,8 +72,9 @@ class App:
         with transaction(self.pool) as c:
             model_id = spaces.ensure_model(c, opened.fingerprint, dimension)
             values = {
-                "key": key, "name": name or key, "model_id": model_id, "embedder": kind, "embedder_options": options, "index_kind": index_kind,
-                "index_options": {}, "chunking": chunking or {}, "retained_versions": retained_versions, "schedule": schedule, "audience": audience,
+                "key": key, "name": name or key, "model_id": model_id, "embedder": kind, "embedder_options": options,
+                "index_kind": index_kind, "index_options": {}, "chunking": chunking or {},
+                "retained_versions": retained_versions, "schedule": schedule, "audience": audience,
             }  # fmt: skip
             space = spaces.create_space(c, values)
             ref = spaces.living_indexes(c, space.id)[0]
@@ -76,7 +86,9 @@ class App:
     def add_source(self, space: Space, name: str, kind: str, config: Json) -> Source:
         """A source whose options are valid and which answers. Raises Misconfigured, Fatal before anything is stored."""
         if kind not in CONNECTORS:
-            raise Misconfigured(f"unknown source kind {kind!r}: choose one of {', '.join(sorted(CONNECTORS))}", code="unknown_connector")
+            raise Misconfigured(
+                f"unknown source kind {kind!r}: choose one of {', '.join(sorted(CONNECTORS))}", code="unknown_connector"
+            )
         connector: Connector = open_adapter("connector", kind, _revealed(config))
         connector.check()
         with transaction(self.pool) as c:
@@ -90,7 +102,9 @@ class App:
         return self._kept[kind, key]
 
     def _connector(self, source: Source) -> Connector:
-        made: Connector = self._keep("connector", str(source.id), lambda: open_adapter("connector", source.kind, _revealed(source.config)))
+        made: Connector = self._keep(
+            "connector", str(source.id), lambda: open_adapter("connector", source.kind, _revealed(source.config))
+        )
         return made
 
     def _parser(self, name: str) -> Parser:
@@ -112,7 +126,9 @@ class App:
     def _index(self, space: Space) -> VectorIndex:
         dependencies = (self.pool,) if space.index_kind == "pgvector" else ()
         made: VectorIndex = self._keep(
-            "index", space.index_kind, lambda: open_adapter("index", space.index_kind, _revealed(space.index_options), *dependencies)
+            "index",
+            space.index_kind,
+            lambda: open_adapter("index", space.index_kind, _revealed(space.index_options), *dependencies),
         )
         return made
 
@@ -156,12 +172,17 @@ def checked_chunking(values: Mapping[str, Any]) -> ChunkParams:
     """Raises Misconfigured naming the option."""
     known = {f.name for f in fields(ChunkParams)}
     if unknown := sorted(set(values) - known):
-        raise Misconfigured(f"chunking: unknown option {', '.join(unknown)} (options: {', '.join(sorted(known))})", code="bad_option")
+        raise Misconfigured(
+            f"chunking: unknown option {', '.join(unknown)} (options: {', '.join(sorted(known))})", code="bad_option"
+        )
     params = ChunkParams(**values)
     if params.context not in ("none", "title", "path"):
         raise Misconfigured(f"chunking: context={params.context}: choose none, title or path", code="bad_option")
     if not 16 <= params.min_tokens * 2 <= params.max_tokens <= 8192:
-        raise Misconfigured(f"chunking: {asdict(params)}: min_tokens from 8, at most half of max_tokens, which is at most 8192", code="bad_option")
+        raise Misconfigured(
+            f"chunking: {asdict(params)}: min_tokens from 8, at most half of max_tokens, which is at most 8192",
+            code="bad_option",
+        )
     return params
 
 

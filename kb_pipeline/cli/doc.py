@@ -170,8 +170,17 @@ def _document(app: "App", doc_id: int) -> Json:
         known = {v.version: v for v in documents.document_versions(c, doc_id)}
     current = known.get(d.current_ver)
     return {
-        **{"document_id": d.id, "external_id": d.external_id, "title": d.title, "uri": d.uri},
-        **{"space": space.key if space else None, "source": d.source, "status": d.status, "hidden_at": d.hidden_at},
-        **{"version": d.current_ver, "newest_version": d.last_ver, "published_at": d.published_at},
-        **{"chunks": current.chunks if current else 0, "reused": current.reused if current else 0},
+        "document_id": d.id,
+        "external_id": d.external_id,
+        "title": d.title,
+        "uri": d.uri,
+        "space": space.key if space else None,
+        "source": d.source,
+        "status": d.status,
+        "hidden_at": d.hidden_at,
+        "version": d.current_ver,
+        "newest_version": d.last_ver,
+        "published_at": d.published_at,
+        "chunks": current.chunks if current else 0,
+        "reused": current.reused if current else 0,
     }

@@ -6,6 +6,7 @@ Exit codes: 0 done; 1 could not; 2 wrong usage; 3 done, but some documents faile
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -63,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return e.code if isinstance(e.code, int) else COULD_NOT if e.code else 0
     except KbError as e:
         if debug:
-            raise
+            traceback.print_exception(e)
         return _refuse(e, as_json=as_json)
     return 0
 

@@ -62,8 +62,8 @@ def _is_secret(key: str) -> bool:
 
 
 def _typed(key: str, value: str, annotation: Any) -> Any:
-    if value.startswith(("env:", "file:")):
-        return value  # a secret's reference
+    if not value or value.startswith(("env:", "file:")):
+        return value  # a secret's reference, or what the adapter must refuse: an empty path is no wish for this folder
     kinds = _kinds(annotation)
     if kinds & {list, tuple, set, frozenset}:
         return [part.strip() for part in value.split(",") if part.strip()]

@@ -106,6 +106,11 @@ def excerpt(text: str, limit: int = 160) -> str:
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
+def counted(n: int, thing: str, done: str) -> str:
+    """``3 chunks embedded``; nothing for none."""
+    return f"{n} {thing}{'' if n == 1 else 's'} {done}" if n else ""
+
+
 def tally(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{n} {name}" for name, n in counts.items() if n)
 

@@ -17,23 +17,24 @@ if TYPE_CHECKING:
 
 NAME = "source"
 app = typer.Typer(help="Where the documents of a space come from.", no_args_is_help=True)
-First = Annotated[str, typer.Argument(metavar="[SPACE] NAME", help="SPACE may be left out where the name is unique.")]
-Second = Annotated[str | None, typer.Argument(metavar="", hidden=True)]
+Where = Annotated[list[str], typer.Argument(metavar="[SPACE] NAME", help="SPACE may be left out where the name is unique.")]
 
 
 def source_document(space: "Space", source: "Source", last: Any) -> Json:
     """``last``: the row of its last pass, or None."""
     return {
-        **{
-            "space": space.key,
-            "name": source.name,
-            "kind": source.kind,
-            "status": source.status,
-            "config": masked(source.config),
-        },
-        **{"verdict": last.verdict if last else None, "last_pass": pass_document(last), "watermark": source.watermark},
-        **{"waiting_deletions": source.waiting_deletions, "approved": source.approved},
-        **{"listing_count": source.listing_count, "listing_at": source.listing_at},
+        "space": space.key,
+        "name": source.name,
+        "kind": source.kind,
+        "status": source.status,
+        "config": masked(source.config),
+        "verdict": last.verdict if last else None,
+        "last_pass": pass_document(last),
+        "watermark": source.watermark,
+        "waiting_deletions": source.waiting_deletions,
+        "approved": source.approved,
+        "listing_count": source.listing_count,
+        "listing_at": source.listing_at,
     }
 
 
@@ -96,11 +97,11 @@ def list_(ctx: typer.Context, space: Annotated[str | None, typer.Argument(metava
 
 
 @app.command("show")
-def show(ctx: typer.Context, first: First, second: Second = None) -> None:
+def show(ctx: typer.Context, where: Where) -> None:
     """Its options, and how its last pass ended."""
     session = session_of(ctx)
     with session.app() as opened:
-        space, source = _find(opened, first, second)
+        space, source = _find(opened, where)
         found = _current(opened, space, source.name)
     if not session.out.document(found):
         last = found["last_pass"] or {}
@@ -113,11 +114,11 @@ def show(ctx: typer.Context, first: First, second: Second = None) -> None:
 
 
 @app.command("test")
-def test(ctx: typer.Context, first: First, second: Second = None) -> None:
+def test(ctx: typer.Context, where: Where) -> None:
     """Can it be reached with these options?"""
     session = session_of(ctx)
     with session.app() as opened:
-        space, source = _find(opened, first, second)
+        space, source = _find(opened, where)
         told = opened.engine.connector(source).check()
     if not session.out.document(
         {"space": space.key, "name": source.name, "kind": source.kind, "reachable": True, "check": told}
@@ -127,22 +128,21 @@ def test(ctx: typer.Context, first: First, second: Second = None) -> None:
 
 
 @app.command("pause")
-def pause(ctx: typer.Context, first: First, second: Second = None) -> None:
+def pause(ctx: typer.Context, where: Where) -> None:
     """Do not read it until it is resumed; its documents stay."""
-    _set_status(ctx, first, second, "PAUSED")
+    _set_status(ctx, where, "PAUSED")
 
 
 @app.command("resume")
-def resume(ctx: typer.Context, first: First, second: Second = None) -> None:
+def resume(ctx: typer.Context, where: Where) -> None:
     """Read it again."""
-    _set_status(ctx, first, second, "ACTIVE")
+    _set_status(ctx, where, "ACTIVE")
 
 
 @app.command("approve")
 def approve(
     ctx: typer.Context,
-    first: First,
-    second: Second = None,
+    where: Where,
     up_to: Annotated[int, typer.Option("--up-to", min=0, help="How many documents may be deleted.")] = ...,  # type: ignore[assignment]
 ) -> None:
     """Allow deletions that a much shorter listing asks for; the next pass carries them out."""
@@ -151,7 +151,7 @@ def approve(
 
     session = session_of(ctx)
     with session.app() as opened:
-        space, source = _find(opened, first, second)
+        space, source = _find(opened, where)
         with transaction(opened.pool) as c:
             sources.approve(c, source.id, up_to)
         found = _current(opened, space, source.name)
@@ -164,8 +164,7 @@ def approve(
 @app.command("remove")
 def remove(
     ctx: typer.Context,
-    first: First,
-    second: Second = None,
+    where: Where,
     yes: Annotated[bool, typer.Option("--yes", help="Really delete its documents.")] = False,
 ) -> None:
     """Forget a source, and delete its documents from the space. The source itself is not touched."""
@@ -174,7 +173,7 @@ def remove(
 
     session = session_of(ctx)
     with session.app() as opened:
-        space, source = _find(opened, first, second)
+        space, source = _find(opened, where)
         if not yes:
             raise Misconfigured(
                 f"removing source {source.name!r} deletes its documents from space {space.key}: "
@@ -185,16 +184,16 @@ def remove(
         vectors = collect_vectors(opened.engine, space)
     found = {"space": space.key, "name": source.name, "kind": source.kind, "status": "REMOVED"}
     if not session.out.document(found | {"deleted": deleted, "vectors_deleted": vectors}):
-        session.out.line(f"Source {source.name} is removed: {deleted} documents and {vectors} vectors deleted")
+        session.out.line(f"Source {source.name} is removed: {counted(deleted, 'document', 'and') or 'no document,'} {counted(vectors, 'vector', 'deleted') or 'no vector deleted'}")
 
 
-def _set_status(ctx: typer.Context, first: str, second: str | None, status: str) -> None:
+def _set_status(ctx: typer.Context, where: list[str], status: str) -> None:
     from kb_pipeline.store import sources
     from kb_pipeline.store.database import transaction
 
     session = session_of(ctx)
     with session.app() as opened:
-        space, source = _find(opened, first, second)
+        space, source = _find(opened, where)
         with transaction(opened.pool) as c:
             sources.set_status(c, source.id, status)
         found = _current(opened, space, source.name)
@@ -211,20 +210,23 @@ def _current(app: "App", space: "Space", name: str) -> Json:
         return source_document(space, source, status.last_jobs(c, space.id).get(source.id))
 
 
-def _find(app: "App", first: str, second: str | None) -> "tuple[Space, Source]":
+def _find(app: "App", where: list[str]) -> "tuple[Space, Source]":
     """SPACE NAME, or a NAME that only one space has. Raises Misconfigured."""
     from kb_pipeline.store import sources, spaces
     from kb_pipeline.store.database import connection
 
+    *key, name = where
+    if len(key) > 1:
+        raise Misconfigured(f"{len(where)} names are given: write SPACE NAME, or NAME alone", code="bad_option")
     with connection(app.pool) as c:
-        if second is not None:
-            space = spaces.get_space(c, first)
-            return space, sources.get_source(c, space.id, second)
-        found = sources.find_sources(c, first)
+        if key:
+            space = spaces.get_space(c, key[0])
+            return space, sources.get_source(c, space.id, name)
+        found = sources.find_sources(c, name)
         owners = [s for s in spaces.list_spaces(c) if s.id in {f.space_id for f in found}]
     if not owners:
-        raise Misconfigured(f"no source {first!r}: kb source list shows them", code="no_source")
+        raise Misconfigured(f"no source {name!r}: kb source list shows them", code="no_source")
     if len(owners) > 1:
         keys = ", ".join(s.key for s in owners)
-        raise Misconfigured(f"source {first!r} exists in the spaces {keys}: name the space before it", code="ambiguous_source")
+        raise Misconfigured(f"source {name!r} exists in the spaces {keys}: name the space before it", code="ambiguous_source")
     return owners[0], found[0]

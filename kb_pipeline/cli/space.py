@@ -19,10 +19,18 @@ Key = Annotated[str, typer.Argument(metavar="KEY", help="Its short name: a-z, 0-
 
 def space_document(space: "Space") -> Json:
     return {
-        **{"key": space.key, "name": space.name, "status": space.status, "index": space.index_kind},
-        **{"embedder": space.embedder, "embedder_options": masked(space.embedder_options)},
-        **{"model": space.fingerprint, "dimension": space.dimension, "chunking": space.chunking},
-        **{"retained_versions": space.retained_versions, "schedule": space.schedule, "audience": space.audience},
+        "key": space.key,
+        "name": space.name,
+        "status": space.status,
+        "index": space.index_kind,
+        "embedder": space.embedder,
+        "embedder_options": masked(space.embedder_options),
+        "model": space.fingerprint,
+        "dimension": space.dimension,
+        "chunking": space.chunking,
+        "retained_versions": space.retained_versions,
+        "schedule": space.schedule,
+        "audience": space.audience,
     }
 
 

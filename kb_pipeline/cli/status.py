@@ -53,8 +53,12 @@ def contents(app: "App", space: "Space") -> Json:
     return counts | {
         "sources": [
             {
-                **{"name": s.name, "kind": s.kind, "status": s.status, "watermark": s.watermark},
-                **{"last_pass": pass_document(jobs.get(s.id)), "next_pass": upcoming if s.status == "ACTIVE" else None},
+                "name": s.name,
+                "kind": s.kind,
+                "status": s.status,
+                "watermark": s.watermark,
+                "last_pass": pass_document(jobs.get(s.id)),
+                "next_pass": upcoming if s.status == "ACTIVE" else None,
                 "waiting_deletions": s.waiting_deletions,
             }
             for s in found

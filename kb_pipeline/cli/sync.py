@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kb_pipeline.cli.output import Output
+from kb_pipeline.cli.output import Output, counted
 from kb_pipeline.cli.session import COULD_NOT, DELETIONS_WAIT, DONE, SOME_FAILED, session_of
 from kb_pipeline.model import Json, Verdict
 
@@ -65,10 +65,13 @@ def sync_document(engine: "Engine", space: "Space", report: "SyncReport") -> Jso
         passes[0] |= ingested | {"failed": report.failed, "seconds": seconds}
     stopped = report.ingest.stopped
     return {
-        **{"space": space.key, "verdict": max(verdicts, key=_WORSE.index, default=Verdict.COMPLETE)},
+        "space": space.key,
+        "verdict": max(verdicts, key=_WORSE.index, default=Verdict.COMPLETE),
         **totals,
         **ingested,
-        **{"published": report.ingest.published, "seconds": seconds, "passes": passes},
+        "published": report.ingest.published,
+        "seconds": seconds,
+        "passes": passes,
         "failures": _failures(engine, space, report),
         "errors": {name: e.message for name, e in report.errors.items()},
         "stopped": stopped.message if stopped else None,
@@ -78,9 +81,12 @@ def sync_document(engine: "Engine", space: "Space", report: "SyncReport") -> Jso
 
 def _pass_document(found: "PassReport") -> Json:
     return {
-        **{"source": found.source, "verdict": found.verdict, "reasons": found.reasons},
+        "source": found.source,
+        "verdict": found.verdict,
+        "reasons": found.reasons,
         **{k: found.counts.get(k, 0) for k in WALKED},
-        **{"waiting_deletions": found.waiting_deletions, "resumed": found.resumed},
+        "waiting_deletions": found.waiting_deletions,
+        "resumed": found.resumed,
     }
 
 
@@ -89,11 +95,14 @@ def tell_sync(out: Output, found: Json) -> None:
         changes = [f"{each[k]} {k.replace('_', ' ')}" for k in WALKED[1:] if each[k] and k not in ("unchanged", "failed")]
         resumed = " (resumed)" if each["resumed"] else ""
         out.line(f"{each['source']}: {each['seen']} seen, {', '.join(changes) or 'nothing changed'}{resumed}")
-    done = [f"{found['published']} documents published"] if found["published"] else []
-    done += [f"{found['embedded']} chunks embedded"] if found["embedded"] else []
-    done += [f"{found['chunks_reused']} chunks kept"] if found["chunks_reused"] else []
-    done += [f"{found['moved']} documents moved without embedding"] if found["moved"] else []
-    done += [f"{found['vectors_deleted']} vectors deleted"] if found["vectors_deleted"] else []
+    done = [
+        counted(found["published"], "document", "published"),
+        counted(found["embedded"], "chunk", "embedded"),
+        counted(found["chunks_reused"], "chunk", "kept"),
+        counted(found["moved"], "document", "moved without embedding"),
+        counted(found["vectors_deleted"], "vector", "deleted"),
+    ]
+    done = [words for words in done if words]
     if done:
         out.line(f"{'; '.join(done)} ({found['seconds']:.1f} s)")
 
@@ -115,9 +124,9 @@ def tell_trouble(out: Output, found: Json) -> None:
         out.hint(f"and {more} more: kb task list {found['space']} --status DEAD")
     waiting = found["unfinished"]
     if again := waiting.get("FAILED", 0):
-        out.hint(f"{again} failed documents are tried again by a later sync, once their waiting time is over")
+        out.hint(f"{counted(again, 'failed document', 'waiting')}: a later sync tries again, once the waiting time is over")
     if (dead := waiting.get("DEAD", 0)) and not found["failed"]:
-        out.hint(f"{dead} documents failed in earlier passes: kb task list {found['space']} --status DEAD")
+        out.hint(f"{counted(dead, 'document', 'failed in earlier passes')}: kb task list {found['space']} --status DEAD")
 
 
 def _failures(engine: "Engine", space: "Space", report: "SyncReport") -> list[Json]:

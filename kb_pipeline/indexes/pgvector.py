@@ -66,7 +66,9 @@ class PgVectorIndex:
 
     def delete(self, ref: IndexRef, vec_ids: Sequence[UUID]) -> None:
         with self._writing(ref) as (c, shard):
-            c.execute(_named(SQL.delete, ref), {"space": ref.space_id, "shard": shard, "index": ref.index_id, "ids": list(vec_ids)})
+            c.execute(
+                _named(SQL.delete, ref), {"space": ref.space_id, "shard": shard, "index": ref.index_id, "ids": list(vec_ids)}
+            )
 
     def search(self, ref: IndexRef, vector: NDArray[np.float32], k: int, acl: Sequence[int] | None) -> list[Candidate]:
         """Exact unless the planner takes the space's own HNSW; a filter that leaves few rows is always exact."""
@@ -76,7 +78,10 @@ class PgVectorIndex:
             shard = self._shard(c, ref)
             c.execute(SQL.search_settings, {"ef": str(max(self._config.ef_search, min(k, 1000)))})
             if acl_list is not None:
-                few = c.execute(_named(SQL.permitted_few, ref), {"shard": shard, "index": ref.index_id, "space": ref.space_id, "acl": acl_list})
+                few = c.execute(
+                    _named(SQL.permitted_few, ref),
+                    {"shard": shard, "index": ref.index_id, "space": ref.space_id, "acl": acl_list},
+                )
                 if few.fetchone().few:  # type: ignore[union-attr]
                     c.execute(SQL.exact)
             where = {"shard": shard, "space": ref.space_id, "index": ref.index_id, "q": query, "k": k, "acl": acl_list}
@@ -145,18 +150,23 @@ class PgVectorIndex:
         installed, available = (row.installed, row.available) if row else (None, None)
         if installed is None and available is None:
             raise Misconfigured(
-                "this PostgreSQL has no extension 'vector': install pgvector 0.7 or later on its server, or choose another vector index",
+                "this PostgreSQL has no extension 'vector': install pgvector 0.7 or later on its server, "
+                "or choose another vector index",
                 code="no_pgvector",
             )
         version = installed or available
         if tuple(int(x) for x in str(version).split(".")[:2]) < OLDEST:
-            raise Misconfigured(f"pgvector {version} is too old: 0.7 or later is needed (ALTER EXTENSION vector UPDATE)", code="pgvector_too_old")
+            raise Misconfigured(
+                f"pgvector {version} is too old: 0.7 or later is needed (ALTER EXTENSION vector UPDATE)",
+                code="pgvector_too_old",
+            )
         if installed is None:
             try:
                 c.execute(SQL.create_extension)
             except psycopg.errors.InsufficientPrivilege as e:
                 raise Misconfigured(
-                    "the database user may not create the extension 'vector': let an administrator run CREATE EXTENSION vector in this database",
+                    "the database user may not create the extension 'vector': "
+                    "let an administrator run CREATE EXTENSION vector in this database",
                     code="missing_right",
                 ) from e
 
@@ -193,9 +203,9 @@ def _table(ref: IndexRef) -> str:
 
 
 def _named(statement: Any, ref: IndexRef, **numbers: int) -> Composed:
-    return Sql(statement).format(table=Identifier(_table(ref)), **{k: Sql(str(v)) for k, v in numbers.items()})  # type: ignore[arg-type]
+    return Sql(statement).format(table=Identifier(_table(ref)), **{k: Sql(str(v)) for k, v in numbers.items()})
 
 
 def _as_halfvec(vector: bytes) -> bytes:
-    """halfvec's binary form: dimension and a zero as int16, then float16, all big-endian (pgvector src/halfvec.c, halfvec_recv)."""
+    """halfvec's binary form: dimension and a zero as int16, then float16, big-endian (pgvector src/halfvec.c, halfvec_recv)."""
     return struct.pack(">hh", len(vector) // 2, 0) + np.frombuffer(vector, "<f2").astype(">f2").tobytes()

@@ -69,7 +69,7 @@ def _clear_shards(engine: Engine, space: Space) -> None:
 
 
 def _truncate(engine: Engine, space: Space, shard: int) -> None:
-    """A leaf that somebody reads is tried again after a short wait: waiting in the lock queue would stop its neighbours' DDL."""
+    """A leaf that somebody reads is tried again after a short wait: waiting in the lock queue would stop neighbours' DDL."""
     for _ in range(TRUNCATE_TRIES):
         try:
             with transaction(engine.pool) as c:

@@ -17,7 +17,7 @@ VECTOR_BATCH = 2000
 
 
 def collect_vectors(engine: Engine, space: Space) -> int:
-    """Erase every vector that is due. Returns how many left the index; an index that is down leaves the rest for the next time."""
+    """Erase every vector that is due. Returns how many left the index; one that is down leaves the rest for the next time."""
     _decide(engine, space)
     with transaction(engine.pool) as c:
         living = spaces.living_indexes(c, space.id)

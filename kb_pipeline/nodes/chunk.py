@@ -18,7 +18,8 @@ from kb_pipeline.store.tasks import Claim, Fence
 def recipe(space: Space) -> str:
     """What a version was made with: a difference means that everything behind it would come out otherwise."""
     p = space.chunk_params
-    return f"chunker {CHUNKER_VERSION} {p.max_tokens}/{p.min_tokens} sections={p.sections} context={p.context}; {space.fingerprint}"
+    cut = f"chunker {CHUNKER_VERSION} {p.max_tokens}/{p.min_tokens} sections={p.sections} context={p.context}"
+    return f"{cut}; {space.fingerprint}"
 
 
 def run(engine: Engine, space: Space, claims: Sequence[Claim], started: datetime) -> Outcome:

@@ -58,7 +58,12 @@ def _is_over(error: KbError) -> bool:
 
 
 def _by_claim(
-    claims: Sequence[Claim], needed: Sequence[Needed], bad: dict[bytes, KbError], over: KbError | None, engine: Engine, space: Space
+    claims: Sequence[Claim],
+    needed: Sequence[Needed],
+    bad: dict[bytes, KbError],
+    over: KbError | None,
+    engine: Engine,
+    space: Space,
 ) -> list[tuple[Claim, KbError]]:
     """Each document with a text that has no vector, and why; with the endpoint gone also those that were not asked for."""
     without = {n.content_hash for n in needed if n.content_hash in bad}
@@ -110,7 +115,7 @@ def _embed(
     count = 0
     errors: dict[bytes, KbError] = {}
     alive = True
-    for part in embed_texts(engine.embedder(space), texts, wanted=lambda: alive) if texts else ():
+    for part in embed_texts(engine.embedder(space), texts, wanted=lambda: alive) if texts else ():  # noqa: B023 (as it is then)
         errors |= part.errors
         if part.vectors:
             alive = retried(lambda vectors=part.vectors: _store(engine, space, claims, token, vectors))  # type: ignore[misc]

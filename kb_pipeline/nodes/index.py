@@ -84,7 +84,9 @@ def _absent_error(ref: IndexRef, n: int) -> Transient:
     return Transient(f"{n} of its vectors are not in index {ref.name} although it accepted them", code="index_incomplete")
 
 
-def _publish(c: Connection, space: Space, ref: IndexRef, fence: Fence, verified: dict[int, int], counts: dict[str, int]) -> dict[int, Json]:
+def _publish(
+    c: Connection, space: Space, ref: IndexRef, fence: Fence, verified: dict[int, int], counts: dict[str, int]
+) -> dict[int, Json]:
     """Step 5. Only claims whose premises still hold are in the answer; the others go back to the queue at this node."""
     if spaces.lock_serving_index(c, space.id) != ref.index_id:
         return {}

@@ -28,7 +28,9 @@ def run(engine: Engine, space: Space, claims: Sequence[Claim], started: datetime
         with engine.blobs.open(path) as raw:
             parsed = encode_blocks(parse_document(raw, claim.external_id, engine.parser))
         key = object_key(space, claim)
-        rows[claim.doc_id] = versions.ParsedVersion(claim.doc_id, claim.version, key, parsed.text_sha256, parsed.title, dict(parsed.meta))
+        rows[claim.doc_id] = versions.ParsedVersion(
+            claim.doc_id, claim.version, key, parsed.text_sha256, parsed.title, dict(parsed.meta)
+        )
         files.append((key, parsed.data))
 
     errors = each(claims, parse)

@@ -56,7 +56,7 @@ def source_snapshot(context: AssetExecutionContext, kb: KbResource) -> Materiali
         found = take_snapshot(engine, space)
         _log_verdicts(context, found)
         fetched = _work(context, engine, space, Node.FETCHER)
-        values = {**metadata.of_snapshot(found), **metadata.of_node(fetched, found)}
+        values = {**metadata.of_snapshot(found), **metadata.of_node(fetched, found=found)}
         if found.errors:
             _finish_the_rest(engine, space, Node.FETCHER)
             raise Failure(_source_errors(space, found), metadata={**values, **metadata.of_errors(found.errors)})
@@ -99,7 +99,8 @@ Pieces of text as they will be found, cut so that an edit changes only the chunk
 def chunks(context: AssetExecutionContext, kb: KbResource) -> MaterializeResult[None]:
     with _core(kb, context.partition_key) as (engine, space):
         report = _work(context, engine, space, Node.CHUNKER)
-        return _result(engine, space, Node.CHUNKER, {**metadata.of_node(report), **metadata.reuse_rate(report.counts)})
+        values = metadata.of_node(report, "chunks_written", "chunks_reused")
+        return _result(engine, space, Node.CHUNKER, {**values, **metadata.reuse_rate(report.counts)})
 
 
 @asset(
@@ -120,7 +121,7 @@ stored and is not asked for again. Repair the endpoint and materialise again.
 def embeddings(context: AssetExecutionContext, kb: KbResource) -> MaterializeResult[None]:
     with _core(kb, context.partition_key) as (engine, space):
         report = _work(context, engine, space, Node.EMBEDDING)
-        return _result(engine, space, Node.EMBEDDING, metadata.of_node(report))
+        return _result(engine, space, Node.EMBEDDING, metadata.of_node(report, "embedded"))
 
 
 @asset(
@@ -145,7 +146,8 @@ def vector_index(context: AssetExecutionContext, kb: KbResource) -> MaterializeR
         erased = settle(engine, space, loaded=report.published)
         with connection(engine.pool) as c:
             held = metadata.of_state(status.counts(c, space.id), tasks.failed_documents(c, space.id, metadata.MAX_ROWS))
-        return _result(engine, space, Node.INDEXER, {**metadata.of_node(report), "vectors_erased": erased, **held})
+        values = metadata.of_node(report, "vectors_upserted", "published")
+        return _result(engine, space, Node.INDEXER, {**values, "vectors_erased": erased, **held})
 
 
 FLOW_ASSETS = (source_snapshot, parsed_documents, chunks, embeddings, vector_index)

@@ -43,11 +43,14 @@ def _source_row(p: PassReport) -> list[Any]:
     return [p.source, p.verdict.value, *(p.counts[name] for name in COUNTS), p.waiting_deletions, "; ".join(remarks)]
 
 
-def of_node(report: IngestReport, found: SyncReport | None = None) -> dict[str, Any]:
-    """Counts, seconds, and the documents that failed; with ``found`` also those that were listed but cannot be read."""
+def of_node(report: IngestReport, *names: str, found: SyncReport | None = None) -> dict[str, Any]:
+    """Counts (of ``names`` even where they are 0), seconds, and the documents that failed.
+
+    With ``found`` also those that were listed but cannot be read.
+    """
     bad = [b for p in found.passes for b in p.bad] if found else []
     failed = report.failed + (sum(p.counts["failed"] for p in found.passes) if found else 0)
-    values: dict[str, Any] = {"documents": report.tasks, "failed": failed, **report.counts}
+    values: dict[str, Any] = {"documents": report.tasks, "failed": failed, **dict.fromkeys(names, 0), **report.counts}
     values["seconds"] = round(sum(report.seconds.values(), 0.0), 3)
     if report.stopped is not None:
         values["stopped"] = f"{report.stopped.code}: {report.stopped.message}"

@@ -1,11 +1,13 @@
 """Listing against knowledge: what is new, changed, unchanged, and which new item is an old document under another name."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from posixpath import basename
 
-from kb_pipeline.model import Item, Known
+from kb_pipeline.model import BadItem, Item, Known, Page
 
+MAX_ID_BYTES = 2000  # a PostgreSQL btree entry holds about 2,700 bytes
 PROVISIONAL = "~"  # behind a revision that was read within its own clock tick: it never equals a listed one
 
 
@@ -16,6 +18,22 @@ class Classified:
     new: list[Item] = field(default_factory=list)
     changed: list[tuple[Item, Known]] = field(default_factory=list)  # the revision differs: the content may
     unchanged: list[tuple[Item, Known]] = field(default_factory=list)
+
+
+def storable(page: Page) -> Page:
+    """Ids longer than an index entry can be go to the ledger, under a short name that stays the same."""
+    long = [i for i in page.items if len(i.external_id.encode("utf-8")) > MAX_ID_BYTES]
+    if not long:
+        return page
+    bad = tuple(
+        BadItem(
+            f"{i.external_id[:200]}...{sha256(i.external_id.encode('utf-8')).hexdigest()[:16]}",
+            "id_too_long",
+            f"{i.external_id[:200]}...: its name in the source is longer than {MAX_ID_BYTES} bytes: give it a shorter path",
+        )
+        for i in long
+    )
+    return replace(page, items=tuple(i for i in page.items if i not in long), bad=page.bad + bad)
 
 
 def stored_revision(item: Item) -> str:

@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
-from uuid import UUID
 
 from psycopg.types.json import Jsonb
 
 from kb_pipeline.statements import load_statements
-from kb_pipeline.store.database import Connection
+from kb_pipeline.store.database import Connection, one
 
 SQL = load_statements(__package__, "answers.sql")
 
@@ -45,17 +44,17 @@ def join_candidates(
     c: Connection,
     space_id: int,
     standing: Standing,
-    candidates: Sequence[tuple[int, int, UUID, float]],
+    candidates: Sequence[tuple[int, int, float]],
     principals: Sequence[str],
 ) -> Joined:
-    """(chunk, doc, vec_id, score) -> rows of chunks that are current, visible and permitted, best first."""
+    """(chunk, doc, score) -> rows of chunks that are current, visible and permitted, best first."""
     values = {
         "space": space_id,
         "shard": standing.shard,
         "since": standing.at,
         "chunks": [x[0] for x in candidates],
         "docs": [x[1] for x in candidates],
-        "scores": [x[3] for x in candidates],
+        "scores": [x[2] for x in candidates],
         "principals": list(principals),
     }
     rows = c.execute(SQL.join, values).fetchall()
@@ -63,7 +62,9 @@ def join_candidates(
     return Joined([r for r in rows if r.chunk_id is not None], head.shard, str(head.snapshot), head.republished)
 
 
-def log_answer(c: Connection, space_id: int, question: str, principals: Sequence[str], k: int, joined: Joined, hits: Sequence[Any]) -> int:
+def log_answer(
+    c: Connection, space_id: int, question: str, principals: Sequence[str], k: int, joined: Joined, hits: Sequence[Any]
+) -> int:
     values = {
         "space": space_id,
         "question": question,
@@ -73,7 +74,7 @@ def log_answer(c: Connection, space_id: int, question: str, principals: Sequence
         "chunks": [h.chunk_id for h in hits],
         "scores": [h.score for h in hits],
     }
-    return int(c.execute(SQL.log, values).fetchone().id)
+    return int(one(c.execute(SQL.log, values)).id)
 
 
 def set_acl(c: Connection, doc_ids: Sequence[int], clauses: Sequence[Sequence[str]] | None) -> None:

@@ -30,7 +30,11 @@ def store_chunks(c: Connection, space_id: int, shard: int, versions: Sequence[Ve
     """Rows for the chunks that are new, and ``chunk_ids`` of each version. Returns doc -> (new, reused)."""
     c.execute(SQL.stage)
     where = {"space": space_id, "shard": shard}
-    keys = [(v.doc_id, v.version, seq, x.content_hash, x.occurrence, _payload(x)) for v in versions for seq, x in enumerate(v.chunks)]
+    keys = [
+        (v.doc_id, v.version, seq, x.content_hash, x.occurrence, _payload(x))
+        for v in versions
+        for seq, x in enumerate(v.chunks)
+    ]
     copy_rows(c, SQL.copy_keys, ("int8", "int4", "int4", "bytea", "int4", "int4"), keys)
     chunks = {v.doc_id: v.chunks for v in versions}
     fresh = [(r.doc_id, r.seq) for r in c.execute(SQL.fresh, where)]
@@ -41,7 +45,11 @@ def store_chunks(c: Connection, space_id: int, shard: int, versions: Sequence[Ve
     if restated:
         rows = [_restated_row(r, space_id, chunks[r.doc_id][r.seq]) for r in restated]
         copy_rows(c, SQL.copy_restated, ("int8", "int4", "int8", "int4", "int4", "int4", "int4", "text[]", "text"), rows)
-    recipes = {"docs": [v.doc_id for v in versions], "versions": [v.version for v in versions], "recipes": [v.recipe for v in versions]}
+    recipes = {
+        "docs": [v.doc_id for v in versions],
+        "versions": [v.version for v in versions],
+        "recipes": [v.recipe for v in versions],
+    }
     c.execute(SQL.reference, {**where, **recipes})
     new: dict[int, int] = {}
     for doc_id, _ in fresh:

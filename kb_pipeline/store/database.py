@@ -6,7 +6,7 @@
 import os
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -16,7 +16,7 @@ import psycopg
 from psycopg.rows import namedtuple_row
 from psycopg_pool import ConnectionPool, PoolTimeout
 
-from kb_pipeline.errors import Fatal, Misconfigured, Transient
+from kb_pipeline.errors import Fatal, Misconfigured, StateError, Transient
 from kb_pipeline.statements import load_statements
 
 SQL = load_statements(__package__, "database.sql")
@@ -45,7 +45,9 @@ def _probe(url: str, kwargs: dict[str, Any]) -> None:
             version = c.info.server_version
     except psycopg.OperationalError as e:
         reason = str(e).strip().splitlines()[-1] if str(e).strip() else "no answer"
-        raise Fatal(f"database unreachable: {reason}. Check KB_DATABASE_URL and that the server runs", code="database_down") from e
+        raise Fatal(
+            f"database unreachable: {reason}. Check KB_DATABASE_URL and that the server runs", code="database_down"
+        ) from e
     except psycopg.ProgrammingError as e:
         raise Misconfigured(f"KB_DATABASE_URL is not a connection string: {e}", code="bad_setting") from e
     if version < 150000:
@@ -99,7 +101,15 @@ def _translated(e: Exception) -> Transient | Fatal:
     return Transient(f"database: {lines[0] if lines else type(e).__name__}", code="database_down")
 
 
-def copy_rows(c: Connection, statement: Any, types: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+def one(cursor: psycopg.Cursor[Any]) -> Any:
+    """The row of a statement that always has one. Raises StateError."""
+    row = cursor.fetchone()
+    if row is None:
+        raise StateError("a statement that always has a row had none", code="no_row")
+    return row
+
+
+def copy_rows(c: Connection, statement: Any, types: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Binary COPY of ``rows``; ``types`` are PostgreSQL type names, one a column."""
     with c.cursor().copy(statement) as copy:
         copy.set_types(types)

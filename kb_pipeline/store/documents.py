@@ -8,7 +8,8 @@ from typing import Any
 from kb_pipeline.errors import Misconfigured
 from kb_pipeline.model import Item, Known
 from kb_pipeline.statements import load_statements
-from kb_pipeline.store.database import Connection
+from kb_pipeline.store.database import Connection, one
+from kb_pipeline.store.publications import close_publications
 
 SQL = load_statements(__package__, "documents.sql")
 
@@ -40,11 +41,13 @@ def candidates_by_identity(c: Connection, source_id: int, identities: Sequence[s
 
 def candidates_by_content(c: Connection, source_id: int, space_id: int, digests: Sequence[bytes]) -> list[Known]:
     """Living documents whose newest version has one of these raw sha256."""
-    return [Known(*row) for row in c.execute(SQL.by_content, {"source": source_id, "space": space_id, "digests": list(digests)})]
+    return [
+        Known(*row) for row in c.execute(SQL.by_content, {"source": source_id, "space": space_id, "digests": list(digests)})
+    ]
 
 
 def has_documents(c: Connection, source_id: int) -> bool:
-    return bool(c.execute(SQL.any_living, {"source": source_id}).fetchone().yes)
+    return bool(one(c.execute(SQL.any_living, {"source": source_id})).yes)
 
 
 def lock_documents(c: Connection, doc_ids: Sequence[int]) -> dict[int, int]:
@@ -80,7 +83,7 @@ def unhide(c: Connection, doc_ids: Sequence[int]) -> None:
 
 
 def new_versions(c: Connection, space_id: int, rows: Sequence[tuple[int, str, int]], *, max_retries: int) -> int:
-    """(doc, revision, size): a version and its task each, older unfinished tasks superseded. Documents are locked by the caller."""
+    """(doc, revision, size): a version and its task each, older unfinished tasks superseded. The caller has locked them."""
     docs, revisions, sizes = _transposed(rows, 3)
     c.execute(SQL.supersede, {"docs": docs})
     return c.execute(
@@ -99,7 +102,10 @@ def record_bad(c: Connection, space_id: int, rows: Sequence[tuple[int, str, str]
 def delete_documents(c: Connection, space_id: int, shard: int, doc_ids: Sequence[int]) -> None:
     """DELETED, invisible, tasks fenced off, versions archived. Documents are locked by the caller; ERASE comes after it."""
     values = {"space": space_id, "shard": shard, "docs": list(doc_ids)}
-    for statement in (SQL.delete, SQL.delete_flags, SQL.delete_publications, SQL.delete_tasks, SQL.delete_versions):
+    for statement in (SQL.delete, SQL.delete_flags):
+        c.execute(statement, values)
+    close_publications(c, doc_ids)
+    for statement in (SQL.delete_tasks, SQL.delete_versions):
         c.execute(statement, values)
 
 
@@ -134,17 +140,20 @@ def get_version(c: Connection, doc_id: int, version: int) -> Any:
     """Raises Misconfigured if there is none."""
     row = c.execute(SQL.version, {"doc": doc_id, "version": version}).fetchone()
     if row is None:
-        raise Misconfigured(f"document {doc_id} has no version {version}: kb doc versions {doc_id} shows them", code="no_version")
+        raise Misconfigured(
+            f"document {doc_id} has no version {version}: kb doc versions {doc_id} shows them", code="no_version"
+        )
     return row
 
 
 def copy_version(c: Connection, doc_id: int, version: int) -> int:
-    """A new version with an older READY one's chunks and the newest source fingerprint, its task at INDEXER. Locked by the caller."""
+    """A new version with an older READY one's chunks and the newest source fingerprint, its task at INDEXER. It is locked."""
     c.execute(SQL.supersede, {"docs": [doc_id]})
     row = c.execute(SQL.copy_version, {"doc": doc_id, "version": version}).fetchone()
     if row is None:
         raise Misconfigured(
-            f"document {doc_id} version {version} was never published or is archived: kb doc versions {doc_id}", code="no_version"
+            f"document {doc_id} version {version} was never published or is archived: kb doc versions {doc_id}",
+            code="no_version",
         )
     return int(row.version)
 

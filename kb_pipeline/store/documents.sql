@@ -83,9 +83,6 @@ WHERE id = ANY(%(docs)s::bigint[])
 UPDATE kb_chunk_state SET in_current = false
 WHERE shard = %(shard)s::int AND space_id = %(space)s AND doc_id = ANY(%(docs)s::bigint[]) AND in_current
 
--- name: delete_publications
-UPDATE kb_publication SET to_at = clock_timestamp(), to_xid = pg_current_xact_id() WHERE doc_id = ANY(%(docs)s::bigint[]) AND to_at IS NULL
-
 -- name: delete_tasks
 UPDATE ingestion_task SET status = 'CANCELED', attempt = attempt + 1, cancel_reason = 'document deleted', updated_at = clock_timestamp(),
     claimed_by = NULL, lease_until = NULL

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kb_pipeline.statements import load_statements
-from kb_pipeline.store.database import Connection, copy_rows
+from kb_pipeline.store.database import Connection, copy_rows, one
 
 SQL = load_statements(__package__, "embeddings.sql")
 
@@ -33,7 +33,7 @@ def pin(c: Connection, model_id: int, hashes: Sequence[bytes]) -> set[bytes]:
 
 def claim(c: Connection, model_id: int, hashes: Sequence[bytes], lease_seconds: int) -> tuple[int, set[bytes]]:
     """E2: a token, and the hashes that are now ours to embed. The rest has a vector or another's claim."""
-    token = int(c.execute(SQL.token).fetchone().token)
+    token = int(one(c.execute(SQL.token)).token)
     values = {"model": model_id, "hashes": sorted(hashes), "token": token, "ttl": lease_seconds}
     mine = {bytes(r.content_hash) for r in c.execute(SQL.insert_claims, values)}
     mine |= {bytes(r.content_hash) for r in c.execute(SQL.take_over, values)}

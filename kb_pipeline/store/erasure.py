@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from kb_pipeline.statements import load_statements
-from kb_pipeline.store.database import Connection
+from kb_pipeline.store.database import Connection, one
 
 SQL = load_statements(__package__, "erasure.sql")
 
@@ -18,7 +18,13 @@ def give_up(c: Connection, space_id: int, shard: int, versions: Sequence[tuple[i
     """LEAVE: versions that end unpublished. Their vectors that nothing current uses are asked about again by the vector GC."""
     if not versions:
         return
-    values = {"space": space_id, "shard": shard, "docs": [d for d, _ in versions], "versions": [v for _, v in versions], "status": status}
+    values = {
+        "space": space_id,
+        "shard": shard,
+        "docs": [d for d, _ in versions],
+        "versions": [v for _, v in versions],
+        "status": status,
+    }
     c.execute(SQL.leave, values)
     c.execute(SQL.give_up, values)
 
@@ -29,7 +35,7 @@ def erase(c: Connection, space_id: int, shard: int, doc_ids: Sequence[int]) -> i
         return 0
     values = {"space": space_id, "shard": shard, "docs": sorted(set(doc_ids))}
     c.execute(SQL.forget_references, values)
-    return int(c.execute(SQL.erase, values).fetchone().n)
+    return int(one(c.execute(SQL.erase, values)).n)
 
 
 def due_documents(c: Connection, space_id: int, limit: int) -> list[int]:

@@ -11,7 +11,7 @@ import psycopg
 
 from kb_pipeline.errors import Fatal, Misconfigured
 from kb_pipeline.statements import load_statements
-from kb_pipeline.store.database import Pool
+from kb_pipeline.store.database import Pool, one
 
 SQL = load_statements(__package__, "migrations.sql")
 _FILE = re.compile(r"(\d{4})_([a-z0-9_]+)\.sql")
@@ -55,7 +55,8 @@ def migrate(pool: Pool, steps: list[Migration] | None = None) -> int:
                     c.execute(SQL.record, {"version": step.version, "name": step.name, "sha256": step.sha256})
     except psycopg.errors.InsufficientPrivilege as e:
         raise Misconfigured(
-            f"the database user may not create tables: {e.diag.message_primary}. Grant CREATE on the database and its schema to it",
+            f"the database user may not create tables: {e.diag.message_primary}. "
+            "Grant CREATE on the database and its schema to it",
             code="missing_right",
         ) from e
     return newest
@@ -63,7 +64,7 @@ def migrate(pool: Pool, steps: list[Migration] | None = None) -> int:
 
 def _applied_fast(pool: Pool, newest: int, last: Migration) -> bool:
     with pool.connection() as c:
-        if c.execute(SQL.exists).fetchone().found is None:  # type: ignore[union-attr]
+        if one(c.execute(SQL.exists)).found is None:
             return False
         row = c.execute(SQL.newest).fetchone()
         if row is not None and row.version > newest:
@@ -76,11 +77,16 @@ def _check(applied: dict[int, str], steps: list[Migration]) -> None:
         _refuse(max(applied), steps[-1].version)
     for step in steps:
         if applied.get(step.version, step.sha256) != step.sha256:
-            raise Fatal(f"migration {step.version:04d}_{step.name} was changed after it ran: install the matching version", code="schema_differs")
+            raise Fatal(
+                f"migration {step.version:04d}_{step.name} was changed after it ran: install the matching version",
+                code="schema_differs",
+            )
 
 
 def _refuse(theirs: int, ours: int) -> None:
-    raise Fatal(f"the database has schema {theirs}, this program knows up to {ours}: install the newer kb-pipeline", code="schema_newer")
+    raise Fatal(
+        f"the database has schema {theirs}, this program knows up to {ours}: install the newer kb-pipeline", code="schema_newer"
+    )
 
 
 def _folder() -> Traversable | Path:

@@ -1,11 +1,11 @@
-"""The INDEXER's transactions: what has to be in the index, and the one that publishes (old or new, never neither, never both)."""
+"""The INDEXER's transactions: what has to be in the index, and the one that publishes (old or new, never none, never both)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
 from kb_pipeline.statements import load_statements
-from kb_pipeline.store.database import Connection
+from kb_pipeline.store.database import Connection, one
 
 SQL = load_statements(__package__, "publications.sql")
 SLICE = 5000  # ids a statement
@@ -34,7 +34,7 @@ def revive(c: Connection, space_id: int, shard: int, docs: Sequence[int], versio
     for start in range(0, len(ids), SLICE):
         values = {"space": space_id, "shard": shard, "ids": ids[start : start + SLICE]}
         c.execute(SQL.revive, values)
-        wanted += [Wanted(*r[:5], tuple(r.acl), r.acl_seq) for r in c.execute(SQL.wanted, values)]
+        wanted += [Wanted(r[0], r[1], r[2], r[3], r[4], tuple(r.acl), r.acl_seq) for r in c.execute(SQL.wanted, values)]
     return wanted
 
 
@@ -50,6 +50,11 @@ def publishable(c: Connection, docs: Mapping[int, int]) -> dict[int, tuple[int, 
     return {r.id: (r.current_ver, r.acl_seq) for r in rows}
 
 
+def close_publications(c: Connection, docs: Sequence[int]) -> None:
+    """What is current ends now: as of a later time these documents do not exist, unless a row follows."""
+    c.execute(SQL.close_publications, {"docs": list(docs)})
+
+
 @dataclass(frozen=True, slots=True)
 class Published:
     documents: int
@@ -60,7 +65,7 @@ class Published:
 def publish(c: Connection, space_id: int, shard: int, versions: Mapping[int, int]) -> Published:
     """INDEXER 5, behind the fence with documents and index locked: doc -> version become current, all of them or none."""
     values = {"space": space_id, "shard": shard, "docs": list(versions), "versions": list(versions.values())}
-    c.execute(SQL.close_publications, values)
-    row = c.execute(SQL.publish, values).fetchone()
+    close_publications(c, values["docs"])
+    row = one(c.execute(SQL.publish, values))
     c.execute(SQL.restate, values)
     return Published(row.documents, row.appeared, row.lost)

@@ -2,7 +2,7 @@
 
 from kb_pipeline.model import IndexRef
 from kb_pipeline.statements import load_statements
-from kb_pipeline.store.database import Connection
+from kb_pipeline.store.database import Connection, one
 
 SQL = load_statements(__package__, "removal.sql")
 
@@ -27,7 +27,7 @@ def shards(c: Connection, space_id: int) -> list[tuple[int, bool]]:
 
 
 def delete_chunks(c: Connection, space_id: int, shard: int, limit: int) -> int:
-    return int(c.execute(SQL.delete_chunks, {"space": space_id, "shard": shard, "limit": limit}).fetchone().n)
+    return int(one(c.execute(SQL.delete_chunks, {"space": space_id, "shard": shard, "limit": limit})).n)
 
 
 def truncate_own_shard(c: Connection, space_id: int, shard: int) -> bool:
@@ -50,8 +50,9 @@ def delete_documents(c: Connection, space_id: int, limit: int) -> int:
 
 def delete_rest(c: Connection, space_id: int) -> None:
     for statement in (
-        SQL.delete_publications, SQL.delete_restated, SQL.delete_retries, SQL.delete_tombstones, SQL.delete_todo, SQL.delete_logs, SQL.delete_answers,
-        SQL.delete_seen, SQL.delete_events, SQL.delete_jobs, SQL.delete_leases, SQL.delete_indexes, SQL.delete_sources, SQL.delete_floor,
+        SQL.delete_publications, SQL.delete_restated, SQL.delete_retries, SQL.delete_tombstones, SQL.delete_todo,
+        SQL.delete_logs, SQL.delete_answers, SQL.delete_seen, SQL.delete_events, SQL.delete_jobs, SQL.delete_leases,
+        SQL.delete_indexes, SQL.delete_sources, SQL.delete_floor,
     ):  # fmt: skip
         c.execute(statement, {"space": space_id})
 

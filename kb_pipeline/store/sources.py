@@ -9,7 +9,7 @@ from psycopg.types.json import Jsonb
 from kb_pipeline.errors import Misconfigured
 from kb_pipeline.model import Json
 from kb_pipeline.statements import load_statements
-from kb_pipeline.store.database import Connection
+from kb_pipeline.store.database import Connection, one
 
 SQL = load_statements(__package__, "sources.sql")
 
@@ -35,7 +35,7 @@ class Source:
 def add_source(c: Connection, space_id: int, name: str, kind: str, config: Json) -> Source:
     """Raises Misconfigured if the name is taken in this space."""
     try:
-        row = c.execute(SQL.add, {"space": space_id, "name": name, "kind": kind, "config": Jsonb(config)}).fetchone()
+        row = one(c.execute(SQL.add, {"space": space_id, "name": name, "kind": kind, "config": Jsonb(config)}))
     except psycopg.errors.UniqueViolation as e:
         raise Misconfigured(f"source {name!r} exists already in this space", code="source_exists") from e
     c.execute(SQL.add_lease, {"source": row.id})

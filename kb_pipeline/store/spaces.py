@@ -12,7 +12,7 @@ from psycopg.types.json import Jsonb
 from kb_pipeline.errors import Misconfigured, Transient
 from kb_pipeline.model import ChunkParams, IndexRef, Json
 from kb_pipeline.statements import load_statements
-from kb_pipeline.store.database import Connection
+from kb_pipeline.store.database import Connection, one
 
 SQL = load_statements(__package__, "spaces.sql")
 
@@ -51,7 +51,8 @@ def create_space(c: Connection, values: Mapping[str, Any]) -> Space:
         raise Misconfigured(f"space {values['key']!r} exists already", code="space_exists") from e
     except psycopg.errors.CheckViolation as e:
         raise Misconfigured(
-            f"space key {values['key']!r}: use 1 to 63 of a-z, 0-9, '-' and '_', beginning with a letter or digit", code="bad_space_key"
+            f"space key {values['key']!r}: use 1 to 63 of a-z, 0-9, '-' and '_', beginning with a letter or digit",
+            code="bad_space_key",
         ) from e
     space = get_space(c, str(values["key"]))
     c.execute(SQL.create_index, {"space": space.id, "model": space.model_id, "prefix": "kb_"})
@@ -65,7 +66,7 @@ def serve_index(c: Connection, space_id: int) -> None:
 
 
 def ensure_model(c: Connection, fingerprint: str, dimension: int) -> int:
-    return int(c.execute(SQL.ensure_model, {"fingerprint": fingerprint, "dimension": dimension}).fetchone().id)
+    return int(one(c.execute(SQL.ensure_model, {"fingerprint": fingerprint, "dimension": dimension})).id)
 
 
 def get_space(c: Connection, key: str) -> Space:
@@ -88,7 +89,14 @@ def list_spaces(c: Connection) -> list[Space]:
 
 def update_space(c: Connection, space_id: int, values: Mapping[str, Any]) -> None:
     """Set name, schedule, retained_versions, chunking or audience; keys that are absent stay."""
-    current = {"name": None, "schedule": None, "retained_versions": None, "chunking": None, "audience": None, "set_audience": False}
+    current = {
+        "name": None,
+        "schedule": None,
+        "retained_versions": None,
+        "chunking": None,
+        "audience": None,
+        "set_audience": False,
+    }
     c.execute(SQL.update, _json({**current, **values, "space": space_id}))
 
 
@@ -124,11 +132,11 @@ def lock_serving_index(c: Connection, space_id: int) -> int | None:
 
 def wants_own_shard(c: Connection, space: Space, threshold: int, promised: int = 0) -> bool:
     """Is the space in a shared shard, and past the threshold, or promised to pass it?"""
-    return bool(c.execute(SQL.wants_own_shard, {"space": space.id, "threshold": threshold, "promised": promised}).fetchone().yes)
+    return bool(one(c.execute(SQL.wants_own_shard, {"space": space.id, "threshold": threshold, "promised": promised})).yes)
 
 
 def promote(c: Connection, space: Space) -> int | None:
-    """Move the space to a spare shard in this transaction (exclusive lock held by it). None: somebody did, or the space is gone."""
+    """Move the space to a spare shard in this transaction (it takes the exclusive lock). None: somebody did, or it is gone."""
     lock_exclusive(c, space.id)
     row = c.execute(SQL.promotable, {"space": space.id, "generation": space.generation}).fetchone()
     if row is None:
@@ -152,7 +160,7 @@ def clear_left(c: Connection, space_id: int, *, before: datetime, limit: int) ->
     if row is None:
         return 0
     where = {"space": space_id, "old": row.left_shard, "limit": limit}
-    removed = c.execute(SQL.clear_chunks, where).fetchone().n
+    removed = one(c.execute(SQL.clear_chunks, where)).n
     for table in _vector_tables(c, space_id):
         removed += c.execute(sql.SQL(SQL.clear_vectors).format(table=sql.Identifier(table)), where).rowcount
     if not removed:

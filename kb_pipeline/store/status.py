@@ -6,7 +6,7 @@ from typing import Any
 
 from kb_pipeline.statements import load_statements
 from kb_pipeline.states import Node
-from kb_pipeline.store.database import Connection
+from kb_pipeline.store.database import Connection, one
 
 SQL = load_statements(__package__, "status.sql")
 
@@ -20,7 +20,7 @@ class Unfinished:
 
 
 def unfinished(c: Connection, space_id: int) -> Unfinished:
-    return Unfinished(*c.execute(SQL.unfinished, {"space": space_id}).fetchone())
+    return Unfinished(*one(c.execute(SQL.unfinished, {"space": space_id})))
 
 
 def counts(c: Connection, space_id: int) -> dict[str, dict[str, int]]:
@@ -38,9 +38,9 @@ def last_jobs(c: Connection, space_id: int) -> dict[int, Any]:
 
 def published_state(c: Connection, space_id: int) -> str:
     """Count and digest over (document, current version) of all that search can show: equal while no answer may change."""
-    return str(c.execute(SQL.published_state, {"space": space_id}).fetchall()[0].state)
+    return str(one(c.execute(SQL.published_state, {"space": space_id})).state)
 
 
 def reached_state(c: Connection, space_id: int, nodes: Sequence[Node]) -> str:
     """The same over (document, newest version) of those that stand at one of ``nodes``, or are published."""
-    return str(c.execute(SQL.reached_state, {"space": space_id, "nodes": [n.value for n in nodes]}).fetchall()[0].state)
+    return str(one(c.execute(SQL.reached_state, {"space": space_id, "nodes": [n.value for n in nodes]})).state)

@@ -14,10 +14,10 @@ import psycopg
 
 from kb_pipeline.errors import Misconfigured
 from kb_pipeline.model import Json
-from kb_pipeline.states import Event, Node, TaskStatus, next_node, sources_of
 from kb_pipeline.statements import load_statements
+from kb_pipeline.states import Event, Node, TaskStatus, next_node, sources_of
 from kb_pipeline.store import erasure
-from kb_pipeline.store.database import Connection, is_dead, worker_id
+from kb_pipeline.store.database import Connection, is_dead, one, worker_id
 from kb_pipeline.store.documents import lock_documents
 from kb_pipeline.store.spaces import Space, lock_shared
 
@@ -63,7 +63,7 @@ class Fence:
 def claim(c: Connection, space: Space, limit: int, lease_seconds: int, nodes: Sequence[Node]) -> list[Claim]:
     """Take up to ``limit`` waiting tasks of a space that stand at one of ``nodes``, oldest readiness first."""
     values = {"space": space.id, "generation": space.generation, "limit": limit, "me": worker_id(), "ttl": lease_seconds,
-              "nodes": [n.value for n in nodes], "floor": c.execute(SQL.floor, {"space": space.id}).fetchone().floor}  # fmt: skip
+              "nodes": [n.value for n in nodes], "floor": one(c.execute(SQL.floor, {"space": space.id})).floor}  # fmt: skip
     rows = c.execute(SQL.claim, values).fetchall()
     if len(rows) < limit:  # a slow inserter may have committed below the floor
         rows += c.execute(SQL.claim, {**values, "floor": 0, "limit": limit - len(rows)}).fetchall()
@@ -143,6 +143,7 @@ def _move(
 ) -> None:
     target = {Event.PUBLISH: TaskStatus.SUCCESS, Event.ADVANCE: TaskStatus.PROCESSING, Event.RELEASE: TaskStatus.PENDING,
               Event.FAIL: TaskStatus.FAILED, Event.GIVE_UP: TaskStatus.DEAD}[event]  # fmt: skip
+    nothing: list[None] = [None] * len(claims)
     c.execute(
         SQL.move,
         {
@@ -150,9 +151,9 @@ def _move(
             "attempts": [x.attempt for x in claims],
             "at_nodes": [x.node.value for x in claims],
             "outputs": [json.dumps(outputs.get(x.task_id, {}), ensure_ascii=False) for x in claims],
-            "codes": [f.code for f in failures] or [None] * len(claims),
-            "messages": [f.message for f in failures] or [None] * len(claims),
-            "next_at": [f.next_attempt_at for f in failures] or [None] * len(claims),
+            "codes": [f.code for f in failures] or nothing,
+            "messages": [f.message for f in failures] or nothing,
+            "next_at": [f.next_attempt_at for f in failures] or nothing,
             "from": sources_of(event),
             "to": target.value,
             "node": node.value if node else None,
@@ -220,7 +221,7 @@ def waiting(c: Connection, space_id: int) -> dict[str, int]:
 
 def next_due_seconds(c: Connection, space_id: int) -> float | None:
     """How long until the next FAILED task is due; None if there is none."""
-    value = c.execute(SQL.next_due, {"space": space_id}).fetchone().seconds
+    value = one(c.execute(SQL.next_due, {"space": space_id})).seconds
     return None if value is None else float(value)
 
 

@@ -9,7 +9,7 @@ from psycopg.types.json import Jsonb
 
 from kb_pipeline.model import Json, Verdict
 from kb_pipeline.statements import load_statements
-from kb_pipeline.store.database import Connection, is_dead, worker_id
+from kb_pipeline.store.database import Connection, is_dead, one, worker_id
 
 SQL = load_statements(__package__, "walks.sql")
 
@@ -32,14 +32,14 @@ class Walk:
 
 def take_lease(c: Connection, source_id: int, ttl_seconds: int) -> int | str:
     """The new token, or the owner's name when another living process walks this source."""
-    row = c.execute(SQL.lease, {"source": source_id}).fetchone()
+    row = one(c.execute(SQL.lease, {"source": source_id}))
     dead = row.owner if row.held and is_dead(row.owner) else ""
     taken = c.execute(SQL.take, {"source": source_id, "me": worker_id(), "dead": dead, "ttl": ttl_seconds}).fetchone()
     return int(taken.token) if taken else str(row.owner)
 
 
 def renew_lease(c: Connection, walk: Walk, ttl_seconds: int) -> bool:
-    """The fence of every transaction of a walk: False, and the transaction must be given up, when the token is no longer ours."""
+    """The fence of every transaction of a walk: False, and the transaction must be given up, when the token is not ours."""
     return c.execute(SQL.renew, {"source": walk.source_id, "token": walk.token, "ttl": ttl_seconds}).rowcount == 1
 
 
@@ -51,17 +51,30 @@ def begin_walk(c: Connection, space_id: int, source_id: int, token: int, source_
     """Resume the open walk of a source, or open one. Whoever resumes an unstable order is marked ``resumed``."""
     row = c.execute(SQL.open_job, {"source": source_id}).fetchone()
     if row is None:
-        row = c.execute(SQL.begin, {"space": space_id, "source": source_id, "clock": source_clock}).fetchone()
+        row = one(c.execute(SQL.begin, {"space": space_id, "source": source_id, "clock": source_clock}))
         return Walk(row.id, row.walk_id, source_id, token, False, row.started_at, None)
     resumed = row.resumed or (row.checkpoint is not None and not order_stable)
     if resumed and not row.resumed:
         c.execute(SQL.mark_resumed, {"job": row.id})
-    return Walk(row.id, row.walk_id, source_id, token, resumed, row.started_at, row.checkpoint, Verdict(row.verdict), row.reasons, row.counts)
+    return Walk(
+        row.id,
+        row.walk_id,
+        source_id,
+        token,
+        resumed,
+        row.started_at,
+        row.checkpoint,
+        Verdict(row.verdict),
+        row.reasons,
+        row.counts,
+    )
 
 
 def save_progress(c: Connection, walk: Walk) -> None:
     """Checkpoint, verdict and counts, in the transaction that creates the page's tasks."""
-    c.execute(SQL.checkpoint, {"source": walk.source_id, "checkpoint": None if walk.checkpoint is None else Jsonb(walk.checkpoint)})
+    c.execute(
+        SQL.checkpoint, {"source": walk.source_id, "checkpoint": None if walk.checkpoint is None else Jsonb(walk.checkpoint)}
+    )
     c.execute(SQL.progress, _job(walk))
 
 
@@ -91,15 +104,15 @@ def mark_seen(c: Connection, walk_id: int, doc_ids: Sequence[int]) -> None:
 
 def seen_watermark(c: Connection) -> int:
     """The sequence's value now: what is written later has a higher seen_seq."""
-    return int(c.execute(SQL.seen_watermark).fetchone().value)
+    return int(one(c.execute(SQL.seen_watermark)).value)
 
 
 def count_unseen(c: Connection, walk: Walk, lag_seconds: float) -> int:
-    return int(c.execute(SQL.count_unseen, _unseen(walk, lag_seconds)).fetchone().n)
+    return int(one(c.execute(SQL.count_unseen, _unseen(walk, lag_seconds))).n)
 
 
 def seen_count(c: Connection, walk_id: int) -> int:
-    return int(c.execute(SQL.seen_count, {"walk": walk_id}).fetchone().n)
+    return int(one(c.execute(SQL.seen_count, {"walk": walk_id})).n)
 
 
 def hide_unseen(c: Connection, walk: Walk, lag_seconds: float, limit: int) -> list[Any]:

@@ -1,7 +1,9 @@
 """The two-rule cut against its definition, word for word and quadratic."""
 
+import random
 from itertools import accumulate, pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -66,21 +68,21 @@ def test_no_piece_is_over_the_maximum_unless_it_is_one_unit(units: list[tuple[in
         assert pos[b] - pos[a] <= limits.maximum or b == a + 1
 
 
-@settings(max_examples=300, deadline=None)
-@given(UNITS, LIMITS, st.data())
-def test_a_window_gives_the_cuts_of_the_whole(units: list[tuple[int, int]], limits: Limits, data: st.DataObject) -> None:
-    rank, pos = columns(units)
+@pytest.mark.parametrize("limits", [Limits(60, 12, 3), Limits(60, 25), Limits(40, 40), Limits(45, 1, 1)])
+@pytest.mark.parametrize("seed", range(6))
+def test_a_window_gives_the_cuts_of_the_whole(seed: int, limits: Limits) -> None:
+    r = random.Random(seed)
+    rank, pos = columns([(r.randrange(12), r.randint(1, 15)) for _ in range(150)])
     whole = cut(rank, pos, limits)
-    first = data.draw(st.sampled_from(whole))
-    oldest = max((i for i in range(first + 1) if pos[i] <= pos[first] - limits.reach), default=0)
-    newest = data.draw(st.integers(first + 1, len(rank)))
-    more = newest < len(rank)
-    part = [i + oldest for i in cut(rank[oldest:newest], pos[oldest : newest + 1], limits, first - oldest, more)]
-    assert part == whole[whole.index(first) :][: len(part)]
-    if not more:
-        assert part[-1] == whole[-1]
-    elif pos[newest] - pos[first] >= limits.look_ahead:
-        assert len(part) > 1, "with this much in sight the next cut is certain"
+    for first in whole[:: 1 + len(whole) // 12]:
+        oldest = max((i for i in range(first + 1) if pos[i] <= pos[first] - limits.reach), default=0)
+        for newest in range(first + 1, len(rank) + 1):
+            more = newest < len(rank)
+            window = cut(rank[oldest:newest], pos[oldest : newest + 1], limits, first - oldest, more)
+            found = [i + oldest for i in window]
+            assert found == whole[whole.index(first) :][: len(found)]
+            assert len(found) > 1 or pos[newest] - pos[first] < limits.look_ahead, "with so much in sight a cut is certain"
+            assert more or found[-1] == whole[-1]
 
 
 def test_a_weak_boundary_beside_a_strong_one_never_cuts() -> None:

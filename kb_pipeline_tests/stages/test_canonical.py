@@ -10,8 +10,8 @@ from kb_pipeline.model import BlockKind
 KINDS = st.sampled_from(BlockKind)
 WORDS = (
     "[ ] ( ) [a](b) ![a](b) [![a](b)](c) [`a`](b) `a[i](x)` <!-- --> <!--x--> `<!--·x·-->` <a·id='x'></a> <span·x>new</span> "
-    "</span> {#id} ---- ------ # e\u0301 \u0301 ü u\u0308 \u1112\u1161\u11ab \u0958 字 。 · ·· \t \n \n\n \n\n\n ·\n \r\n \r \ufeff "
-    "- | ` `` <! -- > x \ud800 \0"
+    "</span> {#id} ---- ------ # e\u0301 \u0301 ü u\u0308 \u1112\u1161\u11ab \u0958 字 。 · ·· \t \n \n\n \n\n\n ·\n "
+    "\r\n \r \ufeff - | ` `` <! -- > x \ud800 \0"
 )
 PIECES = st.sampled_from([w.replace("·", " ") for w in WORDS.split(" ")])
 TEXT = st.lists(PIECES, max_size=30).map("".join) | st.text(max_size=60)
