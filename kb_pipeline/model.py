@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 from uuid import UUID
 
 Json = dict[str, Any]
+Acl = tuple[tuple[str, ...], ...]  # clauses of principals, every one of which must be met; an empty clause is met by nobody
 
 
 # --- source ---------------------------------------------------------------------------------------------------------
@@ -46,7 +47,7 @@ class Item:
     modified_at: datetime | None = None  # the source's clock
     identity: str | None = None  # survives a rename or move (an inode, a node token); None where the source has none
     provisional: bool = False  # read within its own clock tick: read again next time
-    acl: tuple[tuple[str, ...], ...] | None = None  # clauses, all of which must be met; None: the space's audience
+    acl: Acl | None = None  # None: nothing beyond the space's audience
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,7 @@ class Known:
     title: str
     uri: str
     error_code: str | None  # of the newest version's task
+    acl: Acl | None
 
 
 # --- document -------------------------------------------------------------------------------------------------------

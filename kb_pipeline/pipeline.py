@@ -32,6 +32,13 @@ STAGES: dict[Node, NodeRunner] = {
     Node.INDEXER: index.run,
 }
 MAX_SAMPLES = 50
+# What every further document would meet as well: work stops, and what was not tried yet keeps its tries.
+STOPPING = frozenset(
+    {
+        "blob_store_full", "blob_store_missing", "database_down", "database_full", "endpoint_down", "index_down", "index_full", "missing_extra",
+        "missing_secret", "model_changed", "overloaded", "quota_exceeded", "rate_limited", "refuses_everything", "unauthorized", "wrong_dimension",
+    }
+)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -101,7 +108,7 @@ def _flow(engine: Engine, space: Space, claims: list[Claim], nodes: Sequence[Nod
         outcome = _run(engine, space, here, started)
         report.take(node, outcome, (datetime.now(UTC) - started).total_seconds())
         claims = [c for c in claims if c.node is not node] + (outcome.done if node is not Node.INDEXER else [])
-        if outcome.error is not None and not outcome.done:
+        if outcome.error is not None and outcome.error.code in STOPPING and not outcome.done:
             report.stopped = outcome.error
     _give_back(engine, space, claims)
 

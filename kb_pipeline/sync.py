@@ -81,7 +81,7 @@ def take_snapshot(
             report.errors[each.name] = e
             continue
         report.passes.append(found)
-        if found.verdict is Verdict.COMPLETE and (found.counts["hidden"] or full or not found.counts["unchanged"]):
+        if found.verdict is Verdict.COMPLETE:
             found.counts["deleted"] += confirm_hidden(engine, space, each, spend=found.spend_approval)
     report.seconds = time.monotonic() - began
     return report

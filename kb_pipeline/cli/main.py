@@ -45,7 +45,7 @@ def _global(
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON document on stdout; also accepted behind the command.")
     ] = False,
-    debug: Annotated[bool, typer.Option(help="Log everything, and show where an error came from.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Log everything, and show where an error came from.")] = False,
     version: Annotated[bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)] = False,
 ) -> None:
     ctx.obj = Session(home, debug, Output(as_json=as_json))

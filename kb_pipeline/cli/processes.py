@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from kb_pipeline.errors import Fatal
 
 READY_SECONDS = 180.0
 STOP_SECONDS = 20.0
+GROUP_SECONDS = 5.0
 POLL_SECONDS = 0.2
 LAST_LINES = 15
 MAX_LOG_BYTES = 10 * 2**20
@@ -70,14 +72,27 @@ def died(child: Child) -> Fatal:
 
 
 def stop(child: Child) -> None:
-    """SIGTERM, and SIGKILL for it and what it started once it has ended or 20 s are over."""
+    """SIGTERM to it, then to what it started (code servers, runs); SIGKILL to what is left after 20 and 5 seconds."""
     with contextlib.suppress(ProcessLookupError):
         child.process.send_signal(signal.SIGTERM)
     with contextlib.suppress(subprocess.TimeoutExpired):
         child.process.wait(STOP_SECONDS)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child.process.pid, signal.SIGKILL)
+    if _signal_group(child, signal.SIGTERM):
+        for _ in range(round(GROUP_SECONDS / POLL_SECONDS)):
+            if not _signal_group(child, 0):
+                break
+            time.sleep(POLL_SECONDS)
+    _signal_group(child, signal.SIGKILL)
     child.process.wait()
+
+
+def _signal_group(child: Child, number: int) -> bool:
+    """False when nothing of its session is left. A process that nobody reaps counts as left."""
+    try:
+        os.killpg(child.process.pid, number)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _answers(url: str) -> bool:

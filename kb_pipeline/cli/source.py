@@ -184,7 +184,7 @@ def remove(
         vectors = collect_vectors(opened.engine, space)
     found = {"space": space.key, "name": source.name, "kind": source.kind, "status": "REMOVED"}
     if not session.out.document(found | {"deleted": deleted, "vectors_deleted": vectors}):
-        session.out.line(f"Source {source.name} is removed: {counted(deleted, 'document', 'and') or 'no document,'} {counted(vectors, 'vector', 'deleted') or 'no vector deleted'}")
+        session.out.line(f"Source {source.name} is removed; deleted: {deleted} documents, {vectors} vectors")
 
 
 def _set_status(ctx: typer.Context, where: list[str], status: str) -> None:

@@ -35,7 +35,7 @@ def space_document(space: "Space") -> Json:
 
 
 @app.command("add")
-def add(  # noqa: PLR0917
+def add(
     ctx: typer.Context,
     key: Key,
     name: Annotated[str | None, typer.Option(help="Its name for people.")] = None,

@@ -19,7 +19,7 @@ SLICE = 2000  # vectors a call of the index
 
 
 def run(engine: Engine, space: Space, claims: Sequence[Claim], started: datetime) -> Outcome:
-    ref, wanted = retried(lambda: _prepare(engine, space, claims))
+    ref, wanted, verified = retried(lambda: _prepare(engine, space, claims))
     errors: dict[int, KbError] = {}
     upserted = 0
     try:
@@ -27,7 +27,6 @@ def run(engine: Engine, space: Space, claims: Sequence[Claim], started: datetime
         errors = {doc: _absent_error(ref, n) for doc, n in absent.items()}
     except KbError as e:
         errors = {x.doc_id: e for x in claims}
-    verified = {w.doc_id: w.acl_seq for w in wanted}
     counts = {"published": 0, "appeared": 0}
 
     def save(c: Connection, fence: Fence) -> dict[int, Json]:
@@ -39,12 +38,14 @@ def run(engine: Engine, space: Space, claims: Sequence[Claim], started: datetime
     return outcome
 
 
-def _prepare(engine: Engine, space: Space, claims: Sequence[Claim]) -> tuple[IndexRef, list[Wanted]]:
+def _prepare(engine: Engine, space: Space, claims: Sequence[Claim]) -> tuple[IndexRef, list[Wanted], dict[int, int]]:
+    """Step 1: the serving index, what it must hold, and each document's acl_seq as it is now."""
     with transaction(engine.pool) as c:
         held = tasks.fence(c, space, claims, documents=True)
         ref = spaces.serving_index(c, space.id)
-        docs, numbers = [x.doc_id for x in held.claims], [x.version for x in held.claims]
-        return ref, publications.revive(c, space.id, held.shard, docs, numbers) if docs else []
+        docs = {x.doc_id: x.version for x in held.claims}
+        wanted = publications.revive(c, space.id, held.shard, list(docs), list(docs.values())) if docs else []
+        return ref, wanted, {d: acl_seq for d, (_, acl_seq) in publications.publishable(c, docs).items()}
 
 
 def _bring(engine: Engine, space: Space, ref: IndexRef, wanted: Sequence[Wanted]) -> tuple[int, dict[int, int]]:
@@ -93,7 +94,7 @@ def _publish(
     now = publications.publishable(c, {x.doc_id: x.version for x in fence.claims})
     tasks.supersede(c, [x for x in fence.claims if x.doc_id in now and now[x.doc_id][0] >= x.version])
     going = {x.doc_id: x for x in fence.claims if x.doc_id in now and now[x.doc_id][0] < x.version}
-    going = {d: x for d, x in going.items() if verified.get(d, now[d][1]) == now[d][1]}
+    going = {d: x for d, x in going.items() if verified.get(d) == now[d][1]}
     if not going:
         return {}
     published = publications.publish(c, space.id, fence.shard, {d: x.version for d, x in going.items()})

@@ -56,7 +56,7 @@ def classify(items: Iterable[Item], known: dict[str, Known]) -> Classified:
 
 def restated(item: Item, old: Known) -> bool:
     """Does the document's row have to say something else now, although its content is the same?"""
-    return old.hidden or (item.identity, item.title, item.uri) != (old.identity, old.title, old.uri)
+    return old.hidden or (item.identity, item.title, item.uri, item.acl) != (old.identity, old.title, old.uri, old.acl)
 
 
 def moved_by_identity(new: Sequence[Item], gone: Sequence[Known]) -> list[tuple[Item, Known]]:

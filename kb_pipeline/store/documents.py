@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from psycopg.types.json import Jsonb
+
 from kb_pipeline.errors import Misconfigured
 from kb_pipeline.model import Item, Known
 from kb_pipeline.statements import load_statements
@@ -31,18 +33,18 @@ class Document:
 
 def known_documents(c: Connection, source_id: int, external_ids: Sequence[str]) -> dict[str, Known]:
     rows = c.execute(SQL.known, {"source": source_id, "ids": list(external_ids)})
-    return {row.external_id: Known(*row) for row in rows}
+    return {row.external_id: _known(row) for row in rows}
 
 
 def candidates_by_identity(c: Connection, source_id: int, identities: Sequence[str]) -> list[Known]:
     """Living documents that a new item may be after a move: the same identity in the source."""
-    return [Known(*row) for row in c.execute(SQL.by_identity, {"source": source_id, "identities": list(identities)})]
+    return [_known(row) for row in c.execute(SQL.by_identity, {"source": source_id, "identities": list(identities)})]
 
 
 def candidates_by_content(c: Connection, source_id: int, space_id: int, digests: Sequence[bytes]) -> list[Known]:
     """Living documents whose newest version has one of these raw sha256."""
     return [
-        Known(*row) for row in c.execute(SQL.by_content, {"source": source_id, "space": space_id, "digests": list(digests)})
+        _known(row) for row in c.execute(SQL.by_content, {"source": source_id, "space": space_id, "digests": list(digests)})
     ]
 
 
@@ -158,12 +160,18 @@ def copy_version(c: Connection, doc_id: int, version: int) -> int:
     return int(row.version)
 
 
+def _known(row: Any) -> Known:
+    acl = None if row.acl is None else tuple(tuple(clause) for clause in row.acl)
+    return Known(*row[:12], acl)  # type: ignore[call-arg]
+
+
 def _columns(items: Sequence[Item]) -> dict[str, list[Any]]:
     return {
         "ids": [i.external_id for i in items],
         "identities": [i.identity for i in items],
         "titles": [i.title for i in items],
         "uris": [i.uri for i in items],
+        "acls": [None if i.acl is None else Jsonb([list(x) for x in i.acl]) for i in items],
     }
 
 

@@ -1,17 +1,17 @@
 -- name: known
-SELECT d.id, d.external_id, d.identity, d.last_ver, v.status, v.revision, v.raw_sha256, d.hidden_sync IS NOT NULL, d.seen_seq, d.title, d.uri, t.error_code
+SELECT d.id, d.external_id, d.identity, d.last_ver, v.status, v.revision, v.raw_sha256, d.hidden_sync IS NOT NULL AS hidden, d.seen_seq, d.title, d.uri, t.error_code, d.acl
 FROM kb_doc d LEFT JOIN kb_doc_version v ON v.doc_id = d.id AND v.version = d.last_ver
 LEFT JOIN ingestion_task t ON t.doc_id = d.id AND t.version = d.last_ver
 WHERE d.source_id = %(source)s AND d.status <> 'DELETED' AND d.external_id = ANY(%(ids)s::text[])
 
 -- name: by_identity
-SELECT d.id, d.external_id, d.identity, d.last_ver, v.status, v.revision, v.raw_sha256, d.hidden_sync IS NOT NULL, d.seen_seq, d.title, d.uri, t.error_code
+SELECT d.id, d.external_id, d.identity, d.last_ver, v.status, v.revision, v.raw_sha256, d.hidden_sync IS NOT NULL AS hidden, d.seen_seq, d.title, d.uri, t.error_code, d.acl
 FROM kb_doc d LEFT JOIN kb_doc_version v ON v.doc_id = d.id AND v.version = d.last_ver
 LEFT JOIN ingestion_task t ON t.doc_id = d.id AND t.version = d.last_ver
 WHERE d.source_id = %(source)s AND d.status <> 'DELETED' AND d.identity = ANY(%(identities)s::text[])
 
 -- name: by_content
-SELECT d.id, d.external_id, d.identity, d.last_ver, v.status, v.revision, v.raw_sha256, d.hidden_sync IS NOT NULL, d.seen_seq, d.title, d.uri, t.error_code
+SELECT d.id, d.external_id, d.identity, d.last_ver, v.status, v.revision, v.raw_sha256, d.hidden_sync IS NOT NULL AS hidden, d.seen_seq, d.title, d.uri, t.error_code, d.acl
 FROM kb_doc_version v JOIN kb_doc d ON d.id = v.doc_id AND d.last_ver = v.version
 LEFT JOIN ingestion_task t ON t.doc_id = d.id AND t.version = d.last_ver
 WHERE v.space_id = %(space)s AND v.raw_sha256 = ANY(%(digests)s::bytea[]) AND d.source_id = %(source)s AND d.status <> 'DELETED'
@@ -27,16 +27,18 @@ SELECT id, seen_seq FROM kb_doc WHERE id = ANY(%(docs)s::bigint[]) AND status <>
 SELECT id FROM kb_doc WHERE id = ANY(%(docs)s::bigint[]) ORDER BY id FOR NO KEY UPDATE
 
 -- name: insert
-INSERT INTO kb_doc (space_id, source_id, external_id, identity, title, uri)
-SELECT %(space)s, %(source)s, x.* FROM unnest(%(ids)s::text[], %(identities)s::text[], %(titles)s::text[], %(uris)s::text[]) x
+INSERT INTO kb_doc (space_id, source_id, external_id, identity, title, uri, acl)
+SELECT %(space)s, %(source)s, x.* FROM unnest(%(ids)s::text[], %(identities)s::text[], %(titles)s::text[], %(uris)s::text[], %(acls)s::jsonb[]) x
 ORDER BY 3
 ON CONFLICT (source_id, external_id) WHERE status <> 'DELETED' DO NOTHING
 RETURNING id, external_id
 
 -- name: restate
 UPDATE kb_doc d SET external_id = x.external_id, identity = x.identity, title = x.title, uri = x.uri,
+    acl = x.acl, acl_seq = d.acl_seq + (d.acl IS DISTINCT FROM x.acl)::int,
     seen_seq = nextval('kb_seen_seq'), seen_at = clock_timestamp(), hidden_at = NULL, hidden_sync = NULL
-FROM unnest(%(docs)s::bigint[], %(ids)s::text[], %(identities)s::text[], %(titles)s::text[], %(uris)s::text[]) x (id, external_id, identity, title, uri)
+FROM unnest(%(docs)s::bigint[], %(ids)s::text[], %(identities)s::text[], %(titles)s::text[], %(uris)s::text[], %(acls)s::jsonb[])
+     x (id, external_id, identity, title, uri, acl)
 WHERE d.id = x.id AND d.status <> 'DELETED'
 
 -- name: restate_revision

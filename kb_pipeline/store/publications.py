@@ -65,7 +65,7 @@ class Published:
 def publish(c: Connection, space_id: int, shard: int, versions: Mapping[int, int]) -> Published:
     """INDEXER 5, behind the fence with documents and index locked: doc -> version become current, all of them or none."""
     values = {"space": space_id, "shard": shard, "docs": list(versions), "versions": list(versions.values())}
-    close_publications(c, values["docs"])
+    close_publications(c, list(versions))
     row = one(c.execute(SQL.publish, values))
     c.execute(SQL.restate, values)
     return Published(row.documents, row.appeared, row.lost)

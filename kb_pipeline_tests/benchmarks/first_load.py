@@ -1,6 +1,6 @@
 """First load and the pass without a change, against their floors, each in a process of its own.
 
-    python -m kb_pipeline_tests.benchmarks.first_load [CORPUS_FOLDER] [ROUNDS]
+python -m kb_pipeline_tests.benchmarks.first_load [CORPUS_FOLDER] [ROUNDS]
 """
 
 import hashlib
@@ -32,7 +32,9 @@ def child(home: Path, documents: Path) -> None:
             unchanged.append(time.perf_counter() - began)
             read.append(read_and_hash(documents))
         stages = " ".join(f"{n.value.lower()}={s:.2f}" for n, s in report.ingest.seconds.items())
-        print(f"load_seconds={loaded:.2f} published={report.ingest.published} chunks={report.ingest.counts['chunks_written']} rss_mb={rss}")
+        print(
+            f"load_seconds={loaded:.2f} published={report.ingest.published} chunks={report.ingest.counts['chunks_written']} rss_mb={rss}"
+        )
         print(f"  {stages}")
         print(f"  no_change_ms={1000 * statistics.median(unchanged):.1f} read_and_hash_ms={1000 * statistics.median(read):.1f}")
 

@@ -1,6 +1,6 @@
 """The real local embedder on a hundred documents: texts a second, CPU use, and what the rest of a sync adds to it.
 
-    python -m kb_pipeline_tests.benchmarks.local_model [CORPUS_FOLDER] [DOCUMENTS]
+python -m kb_pipeline_tests.benchmarks.local_model [CORPUS_FOLDER] [DOCUMENTS]
 """
 
 import sys
@@ -30,7 +30,9 @@ def main() -> None:
             wall, cpu = time.perf_counter() - began, time.process_time() - cpu
             texts = report.ingest.counts["embedded"]
             stages = " ".join(f"{n.value.lower()}={s:.1f}" for n, s in report.ingest.seconds.items())
-            print(f"documents={report.ingest.published} texts={texts} wall={wall:.1f}s cpu={cpu:.1f}s ({cpu / wall:.2f} cores) rss_mb={peak_rss_mb()}")
+            print(
+                f"documents={report.ingest.published} texts={texts} wall={wall:.1f}s cpu={cpu:.1f}s ({cpu / wall:.2f} cores) rss_mb={peak_rss_mb()}"
+            )
             print(f"  {texts / wall:.2f} texts a second, {texts / cpu:.2f} a CPU-second; {stages}")
 
 

@@ -1,6 +1,6 @@
 """What small changes cost: rows, embeddings and statements.
 
-    python -m kb_pipeline_tests.benchmarks.updates [CORPUS_FOLDER]
+python -m kb_pipeline_tests.benchmarks.updates [CORPUS_FOLDER]
 """
 
 from collections.abc import Callable
@@ -35,14 +35,18 @@ def measured(app: App, key: str, label: str, change: Callable[[], Any]) -> None:
         c.execute("SELECT pg_stat_statements_reset()")
     report = sync_space(app.engine, app.space(key))
     with app.pool.connection() as c:
-        calls = c.execute("SELECT sum(calls)::bigint AS n FROM pg_stat_statements WHERE dbid = (SELECT oid FROM pg_database WHERE datname = current_database())")
+        calls = c.execute(
+            "SELECT sum(calls)::bigint AS n FROM pg_stat_statements WHERE dbid = (SELECT oid FROM pg_database WHERE datname = current_database())"
+        )
         statements = calls.fetchone().n
     app.pool.drain()
     after = written(app)
     rows = {k: tuple(a - b for a, b in zip(after[k], before.get(k, (0, 0, 0)), strict=True)) for k in after}
     shown = {k: f"+{v[0]} ~{v[1]} -{v[2]}" for k, v in rows.items() if any(v) and k != "pg_stat_statements"}
     found = {k: v for p in report.passes for k, v in p.counts.items() if v and k not in ("seen", "unchanged")}
-    print(f"== {label}: {found} embedded={report.ingest.counts.get('embedded', 0)} statements={statements} seconds={report.seconds:.2f}")
+    print(
+        f"== {label}: {found} embedded={report.ingest.counts.get('embedded', 0)} statements={statements} seconds={report.seconds:.2f}"
+    )
     print(f"   rows (+inserted ~updated -deleted): {shown}", flush=True)
 
 
@@ -84,11 +88,30 @@ def main() -> None:
                 return lambda: (work_(), age(root))
 
             measured(app, "bench", "no change", lambda: None)
-            measured(app, "bench", f"one word in a small file ({small.stat().st_size} bytes)", aged(lambda: edit([small], "的", "之")))
-            measured(app, "bench", f"one word in the largest file ({largest.stat().st_size} bytes)", aged(lambda: edit([largest], "的", "之")))
-            measured(app, "bench", "12 files moved", aged(lambda: [p.rename(p.with_name("moved-" + p.name)) for p in files[100:112]]))
-            measured(app, "bench", "12 headings renamed", aged(lambda: rename_headings([p for p in sections[200:] if p.exists()][:12])))
-            measured(app, "bench", "100 documents changed", aged(lambda: edit([p for p in files if p.exists()][300:400], "的", "之")))
+            measured(
+                app,
+                "bench",
+                f"one word in a small file ({small.stat().st_size} bytes)",
+                aged(lambda: edit([small], "的", "之")),
+            )
+            measured(
+                app,
+                "bench",
+                f"one word in the largest file ({largest.stat().st_size} bytes)",
+                aged(lambda: edit([largest], "的", "之")),
+            )
+            measured(
+                app, "bench", "12 files moved", aged(lambda: [p.rename(p.with_name("moved-" + p.name)) for p in files[100:112]])
+            )
+            measured(
+                app,
+                "bench",
+                "12 headings renamed",
+                aged(lambda: rename_headings([p for p in sections[200:] if p.exists()][:12])),
+            )
+            measured(
+                app, "bench", "100 documents changed", aged(lambda: edit([p for p in files if p.exists()][300:400], "的", "之"))
+            )
             measured(app, "bench", "all documents changed", aged(lambda: edit([p for p in root.rglob("*.md")], "，", ",")))
 
 

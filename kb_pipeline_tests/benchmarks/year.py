@@ -84,7 +84,9 @@ def main() -> None:
             print({**totals, "seconds_p50": round(statistics.median(seconds), 3), "rss_mb": peak_rss_mb()})
             with app.pool.connection() as c:
                 row = c.execute(CHANGED).fetchone()
-            print(f"an update ({row.updates} of them): {row.chunks:.2f} changed chunks (worst {row.worst}), {row.tokens:.0f} tokens in them")
+            print(
+                f"an update ({row.updates} of them): {row.chunks:.2f} changed chunks (worst {row.worst}), {row.tokens:.0f} tokens in them"
+            )
             compare(app, folder, root, work)
 
 
@@ -96,7 +98,9 @@ def compare(app: App, folder: Path, root: Path, work: Path) -> None:
     year, fresh = (Counter(tuple(map(str, row)) for row in current(app, key)) for key in ("year", "fresh"))
     tokens = sorted(row.tokens for row in current(app, "fresh"))
     p5, p50, p95 = (tokens[int(len(tokens) * q)] for q in (0.05, 0.5, 0.95))
-    print(f"end state: {year.total()} chunks, fresh load {fresh.total()}; only after the year {(year - fresh).total()}, only fresh {(fresh - year).total()}")
+    print(
+        f"end state: {year.total()} chunks, fresh load {fresh.total()}; only after the year {(year - fresh).total()}, only fresh {(fresh - year).total()}"
+    )
     print(f"tokens a chunk: p5 {p5} p50 {p50} p95 {p95}")
     with app.pool.connection() as c:
         model = c.execute("SELECT model_id FROM kb_space WHERE key = 'year'").fetchone().model_id

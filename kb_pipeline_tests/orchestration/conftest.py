@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from dagster import AssetKey, DagsterInstance, ExecuteInProcessResult
@@ -72,12 +73,13 @@ def _seen(done: ExecuteInProcessResult, logs: Sequence[str]) -> Run:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Ten documents, long enough for several chunks each, with texts of their own."""
+    """Ten documents, long enough for several chunks each. No other test has their texts: a text is embedded once."""
+    own = uuid4().hex[:8]
     made = tmp_path / "docs"
     made.mkdir()
     for n in range(10):
         sections = [
-            f"## Part {part}\n\n" + f"Reservation {n} of part {part} is confirmed by letter {n * part}. " * 25
+            f"## Part {part}\n\n" + f"Reservation {n} of part {part} is confirmed by letter {n * part} of {own}. " * 25
             for part in range(1, 5)
         ]
         (made / f"guide-{n}.md").write_text(f"# Guide {n}\n\n" + "\n\n".join(sections), encoding="utf-8")

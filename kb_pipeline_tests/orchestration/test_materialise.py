@@ -74,7 +74,7 @@ def test_five_assets_do_what_kb_sync_does(app: FakedApp, filled: Space, folder: 
     assert len(published(app, filled)) == 10
 
     text = (folder / "guide-3.md").read_text(encoding="utf-8")
-    (folder / "guide-3.md").write_text(text.replace("letter 6.", "letter 66.", 1), encoding="utf-8")
+    (folder / "guide-3.md").write_text(text.replace("letter 6 ", "letter 66 ", 1), encoding="utf-8")
     (folder / "guide-4.md").rename(folder / "moved.md")
     (folder / "guide-5.md").unlink()
     (folder / "new.md").write_text("# New\n\nReservation 99 of part 2 has no letter yet.", encoding="utf-8")
