@@ -36,7 +36,6 @@ class Settings:
     shrink_guard: float = _setting(0.8, "a listing below this share of the last one deletes nothing")
     own_shard_chunks: int = _setting(20_000, "a space with more chunks gets a shard of its own")
     answer_log: bool = _setting(True, "keep question, principals and chunk ids of every answer")
-    http_timeout_seconds: float = _setting(60.0, "longest wait for one HTTP answer")
     web_port: int = _setting(3000, "port of the Dagster web UI")
     log_level: str = _setting("WARNING", "of the log lines on stderr")
 

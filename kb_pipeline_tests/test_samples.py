@@ -1,6 +1,7 @@
 """The bundled sample documents: each sample question has its answer in them, and is answered by the default settings."""
 
 import csv
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from kb_pipeline.wiring import App, open_app
 
 SAMPLES = Path(kb_pipeline.__file__).parent / "samples"
 QUESTIONS = Path(__file__).parent / "data" / "sample_questions.tsv"
+DOCS_CN = Path(__file__).parent / "data" / "docs_cn"
 
 
 class Question(NamedTuple):
@@ -68,6 +70,20 @@ def test_the_samples_show_the_formats_and_an_old_encoding() -> None:
         found[path.name] = (meta["format"], meta.get("encoding"))
     assert {kind for kind, _ in found.values()} == {"markdown", "html", "csv", "text"}
     assert found["expenses.txt"] == ("text", "gb18030")
+
+
+def test_the_edits_of_the_docs_cn_cut_can_be_replayed() -> None:
+    base = DOCS_CN / "base"
+    pages = {p.relative_to(base).as_posix(): p.read_text(encoding="utf-8") for p in base.rglob("*") if p.is_file()}
+    edits = [json.loads(line) for line in (DOCS_CN / "edits.jsonl").read_text(encoding="utf-8").split("\n") if line]
+    assert [e["seq"] for e in edits] == sorted(e["seq"] for e in edits)
+    for edit in edits:
+        before = pages.pop(edit.get("from", edit["path"]), None)
+        assert before is not None or edit["op"] == "upsert"
+        assert edit.get("content") != before
+        if edit["op"] != "delete":
+            pages[edit["path"]] = edit["content"]
+    assert {e["op"] for e in edits} == {"upsert", "rename", "delete"}
 
 
 class Synced(NamedTuple):

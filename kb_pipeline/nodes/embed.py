@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 
 from kb_pipeline.engine import Engine
-from kb_pipeline.errors import KbError, Transient
+from kb_pipeline.errors import Fatal, KbError, Transient
 from kb_pipeline.model import Json
 from kb_pipeline.nodes.outcome import Outcome, commit
 from kb_pipeline.stages.embed import embed_texts
@@ -17,7 +17,6 @@ from kb_pipeline.store.tasks import Claim, Fence
 
 SLICE = 2000  # texts claimed at a time: a claim must not outlive its lease
 _POLL_SECONDS = 0.2
-_STOPS = ("unauthorized", "wrong_dimension", "wrong_count", "fatal")
 
 
 def run(engine: Engine, space: Space, claims: Sequence[Claim], started: datetime) -> Outcome:
@@ -54,7 +53,7 @@ def _slices(needed: list[Needed]) -> Iterator[list[Needed]]:
 
 def _is_over(error: KbError) -> bool:
     """Does this error concern the endpoint, so that no further text is worth a request?"""
-    return isinstance(error, Transient) or error.code in _STOPS
+    return isinstance(error, Transient | Fatal)
 
 
 def _by_claim(

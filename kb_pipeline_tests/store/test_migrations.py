@@ -1,0 +1,158 @@
+"""Migrations: at once, again, too new, changed, without rights."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+import kb_pipeline
+from kb_pipeline.errors import Fatal, Misconfigured
+from kb_pipeline.store.database import Pool, open_pool
+from kb_pipeline.store.migrations import migrate, migrations
+from kb_pipeline_tests.conftest import Server
+
+NEWEST = migrations()[-1].version
+MIGRATE = """
+import sys
+from kb_pipeline.store.database import open_pool
+from kb_pipeline.store.migrations import migrate
+pool = open_pool(sys.argv[1], max_size=1)
+print("ready", flush=True)
+sys.stdin.readline()
+print(migrate(pool), flush=True)
+pool.close()
+"""
+
+
+@pytest.fixture
+def empty(server: Server) -> Iterator[Pool]:
+    with server.database() as url:
+        pool = open_pool(url, max_size=2)
+        yield pool
+        pool.close()
+
+
+@pytest.fixture
+def migrated(server: Server) -> Iterator[Pool]:
+    with server.database(server.template) as url:
+        pool = open_pool(url, max_size=2)
+        yield pool
+        pool.close()
+
+
+def test_four_processes_at_once_migrate_an_empty_database_once(server: Server) -> None:
+    environment = {"PYTHONPATH": str(Path(kb_pipeline.__file__).parents[1])}
+    with server.database() as url:
+        command = [sys.executable, "-c", MIGRATE, url]
+        started = [
+            subprocess.Popen(command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            for _ in range(4)
+        ]
+        for process in started:
+            assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        for process in started:
+            assert process.stdin is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+        ended = [(*process.communicate(), process.returncode) for process in started]
+        assert [(out.strip(), code) for out, _, code in ended] == [(str(NEWEST), 0)] * 4, ended
+        with psycopg.connect(url) as c:
+            assert [v for (v,) in c.execute("SELECT version FROM kb_schema ORDER BY 1")] == [m.version for m in migrations()]
+            assert c.execute("SELECT count(*) FROM kb_shard").fetchone() == (40,)
+
+
+def test_migrating_again_changes_nothing(migrated: Pool) -> None:
+    with migrated.connection() as c:
+        before = c.execute("SELECT version, sha256, applied_at FROM kb_schema ORDER BY 1").fetchall()
+    assert migrate(migrated) == NEWEST
+    with migrated.connection() as c:
+        assert c.execute("SELECT version, sha256, applied_at FROM kb_schema ORDER BY 1").fetchall() == before
+
+
+def test_a_database_that_stopped_half_way_is_brought_up_to_date(empty: Pool) -> None:
+    assert migrate(empty, migrations()[:2]) == 2
+    assert migrate(empty) == NEWEST
+    with empty.connection() as c:
+        assert c.execute("SELECT count(*) AS n FROM kb_schema").fetchone().n == NEWEST  # type: ignore[union-attr]
+
+
+def test_a_step_that_fails_leaves_nothing_of_itself(empty: Pool) -> None:
+    steps = migrations()
+    broken = [*steps[:2], replace(steps[2], text=steps[2].text + "\nSELECT 1 / 0;")]
+    with pytest.raises(psycopg.errors.DivisionByZero):
+        migrate(empty, broken)
+    with empty.connection() as c:
+        row = c.execute("SELECT max(version) AS newest, to_regclass('kb_chunk') AS chunks FROM kb_schema").fetchone()
+        assert (row.newest, row.chunks) == (2, None)  # type: ignore[union-attr]
+    assert migrate(empty) == NEWEST
+
+
+@pytest.mark.parametrize("ours", [NEWEST, NEWEST + 1], ids=["nothing to do", "with a step to do"])
+def test_a_newer_database_is_refused_with_what_to_install(migrated: Pool, ours: int) -> None:
+    with migrated.connection() as c:
+        c.execute("INSERT INTO kb_schema (version, name, sha256) VALUES (%s, 'future', 'x')", [NEWEST + 5])
+    steps = [*migrations(), replace(migrations()[-1], version=NEWEST + 1, name="next", text="SELECT 1")][:ours]
+    with pytest.raises(Fatal, match=f"schema {NEWEST + 5}, this program knows up to {ours}: install the newer") as e:
+        migrate(migrated, steps)
+    assert e.value.code == "schema_newer"
+
+
+@pytest.mark.parametrize("number", range(NEWEST))
+def test_a_file_that_was_changed_after_it_ran_is_refused_by_its_name(migrated: Pool, number: int) -> None:
+    steps = migrations()
+    steps[number] = replace(steps[number], text=steps[number].text + "\n-- changed")
+    steps.append(replace(steps[-1], version=NEWEST + 1, name="next", text="CREATE TABLE must_not_be (n int)"))
+    with pytest.raises(Fatal, match=f"{number + 1:04d}_{steps[number].name} was changed") as e:
+        migrate(migrated, steps)
+    assert e.value.code == "schema_differs"
+    with migrated.connection() as c:
+        assert c.execute("SELECT to_regclass('must_not_be') AS made").fetchone().made is None  # type: ignore[union-attr]
+
+
+def test_a_role_that_may_not_create_is_told_which_right_is_missing(server: Server) -> None:
+    with server.database() as url:
+        with psycopg.connect(url, autocommit=True) as c:
+            role = f"guest_{conninfo_to_dict(url)['dbname']}"
+            c.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD 'guest'").format(sql.Identifier(role)))
+            try:
+                pool = open_pool(make_conninfo(url, user=role, password="guest"), max_size=1)
+                with pytest.raises(Misconfigured, match="may not create tables: permission denied for schema public. Grant CREATE") as e:
+                    migrate(pool)
+                pool.close()
+                assert e.value.code == "missing_right"
+            finally:
+                c.execute(sql.SQL("DROP ROLE {}").format(sql.Identifier(role)))
+
+
+def test_a_role_that_may_only_use_a_migrated_database_is_enough_to_open_it(migrated: Pool, server: Server) -> None:
+    url = migrated.conninfo
+    with psycopg.connect(url, autocommit=True) as c:
+        role = f"reader_{conninfo_to_dict(url)['dbname']}"
+        name = sql.Identifier(role)
+        c.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD 'reader'").format(name))
+        try:
+            c.execute(sql.SQL("GRANT SELECT ON ALL TABLES IN SCHEMA public TO {}").format(name))
+            pool = open_pool(make_conninfo(url, user=role, password="reader"), max_size=1)
+            assert migrate(pool) == NEWEST
+            pool.close()
+        finally:
+            c.execute(sql.SQL("DROP OWNED BY {}").format(name))
+            c.execute(sql.SQL("DROP ROLE {}").format(name))
+
+
+def test_the_schema_needs_no_extension(migrated: Pool) -> None:
+    with migrated.connection() as c:
+        assert [r.extname for r in c.execute("SELECT extname FROM pg_extension")] == ["plpgsql"]
+
+
+def test_a_server_that_does_not_answer_is_named_without_the_password() -> None:
+    with pytest.raises(Fatal, match="database unreachable.*KB_DATABASE_URL") as e:
+        open_pool("postgresql://kb:s3cret@127.0.0.1:1/kb")
+    assert e.value.code == "database_down"
+    assert "s3cret" not in e.value.message
