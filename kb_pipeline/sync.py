@@ -116,7 +116,7 @@ def _chosen(engine: Engine, space: Space, name: str | None) -> list[Source]:
         if name is not None:
             one = sources.get_source(c, space.id, name)
             if one.status == "PAUSED":
-                raise Misconfigured(f"source {name!r} is paused: kb source resume {name}", code="source_paused")
+                raise Misconfigured(f"source {name!r} is paused: kb source resume {space.key} {name}", code="source_paused")
             return [one]
         found = sources.list_sources(c, space.id)
     active = [s for s in found if s.status == "ACTIVE"]

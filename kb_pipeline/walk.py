@@ -207,7 +207,7 @@ class _Pass:
             self.report.waiting_deletions = missing
             walk.reasons.append(
                 f"{missing} of {seen + missing} documents were not listed: nothing is removed. If that is right: "
-                f"kb source approve {self.source.name} --up-to {missing}"
+                f"kb source approve {self.space.key} {self.source.name} --up-to {missing}"
             )
         return missing
 

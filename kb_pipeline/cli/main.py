@@ -3,7 +3,7 @@
 Exit codes: 0 done; 1 could not; 2 wrong usage; 3 done, but some documents failed; 4 done, but deletions wait for approval.
 """
 
-import os
+import logging
 import signal
 import sys
 import traceback
@@ -54,7 +54,7 @@ def _global(
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. The exit code; an error that is not a KbError comes through, for the excepthook to tell."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    as_json, debug = "--json" in _before_dashes(arguments), _wants_debug(arguments)
+    as_json, debug = (option in _before_dashes(arguments) for option in ("--json", "--debug"))
     if argv is None:
         _own_process(debug)
     try:
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as e:
         return e.code if isinstance(e.code, int) else COULD_NOT if e.code else 0
     except KbError as e:
-        if debug:
+        if debug or _debugs():
             traceback.print_exception(e)
         return _refuse(e, as_json=as_json)
     return 0
@@ -83,7 +83,9 @@ def _refuse(error: KbError, *, as_json: bool) -> int:
     return USAGE if isinstance(error, Misconfigured | MissingExtra) else COULD_NOT
 
 
-def _tell_bug(kind: type[BaseException], error: BaseException, _: TracebackType | None) -> None:
+def _tell_bug(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
+    if _debugs():
+        return sys.__excepthook__(kind, error, where)
     first = (str(error).strip().splitlines() or [""])[0][:300]
     print(f"kb: unexpected {kind.__name__}: {printable(first)}. kb --debug ... shows where it came from", file=sys.stderr)
 
@@ -98,8 +100,9 @@ def _require_text(arguments: Sequence[str]) -> None:
             )
 
 
-def _wants_debug(arguments: Sequence[str]) -> bool:
-    return "--debug" in _before_dashes(arguments) or os.environ.get("KB_LOG_LEVEL", "").upper() == "DEBUG"
+def _debugs() -> bool:
+    """KB_LOG_LEVEL=DEBUG, once the settings have been read."""
+    return logging.getLogger("kb_pipeline").isEnabledFor(logging.DEBUG)
 
 
 def _json_first(arguments: Sequence[str]) -> list[str]:

@@ -1,5 +1,6 @@
 """``kb up``: database, Dagster's web server and daemon in the foreground; stopped in the reverse order."""
 
+import getpass
 import os
 import shutil
 import signal
@@ -104,9 +105,9 @@ def dagster_database(settings: "Settings") -> dict[str, str]:
     parts = {
         "HOST": ("host", "localhost"),
         "PORT": ("port", "5432"),
-        "USER": ("user", ""),
+        "USER": ("user", getpass.getuser()),  # what libpq takes where none is named
         "PASSWORD": ("password", ""),
-        "DB": ("dbname", ""),
+        "DB": ("dbname", found.get("user") or getpass.getuser()),
     }
     return {f"DAGSTER_PG_{name}": str(found.get(key) or default) for name, (key, default) in parts.items()}
 

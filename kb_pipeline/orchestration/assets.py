@@ -11,7 +11,7 @@ from typing import Any
 from dagster import AssetExecutionContext, DataVersion, Failure, MaterializeResult, asset
 
 from kb_pipeline.engine import Engine
-from kb_pipeline.errors import Fatal, KbError
+from kb_pipeline.errors import KbError
 from kb_pipeline.model import Verdict
 from kb_pipeline.orchestration import metadata
 from kb_pipeline.orchestration.partitions import SPACES
@@ -163,15 +163,12 @@ def _core(kb: KbResource, key: str) -> Iterator[tuple[Engine, Space]]:
 
 
 def _work(context: AssetExecutionContext, engine: Engine, space: Space, node: Node) -> IngestReport:
-    """Everything that waits at ``node``. Raises Failure when the node as a whole cannot go on.
-
-    A temporary error of the FETCHER is the document's own, as the source has just answered; behind it, it is the endpoint's.
-    """
+    """Everything that waits at ``node``. Raises Failure for what stops the node as a whole, never for a document."""
     report = ingest(engine, space, nodes=(node,)) if pending(engine, space) else IngestReport()
     if report.failed:
         context.log.warning("%d of %d documents failed: see failed_documents", report.failed, report.tasks)
     stopped = report.stopped
-    if stopped is None or (node is Node.FETCHER and not isinstance(stopped, Fatal)):
+    if stopped is None:
         return report
     _finish_the_rest(engine, space, node)
     values = {**metadata.of_node(report), "space": space.key, "code": stopped.code, "message": stopped.message}

@@ -1,9 +1,8 @@
 """One space with one source in memory, and the questions that the tests of the core ask about it."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from collections.abc import Iterator
 from threading import Thread
 from typing import Any
 
@@ -98,11 +97,17 @@ class Flow:
             return cursor.fetchall() if cursor.description else []
 
     def expire_leases(self) -> None:
-        """The workers of this space have been silent for too long."""
+        """The workers of this space, and whoever walks its source, have been silent for too long."""
         self.execute("UPDATE ingestion_task SET lease_until = '-infinity' WHERE space_id = %(space)s AND status = 'PROCESSING'")
+        self.execute("UPDATE kb_embedding SET lease_until = '-infinity' WHERE vector IS NULL")
+        self.execute("UPDATE sync_lease SET until = '-infinity' WHERE source_id = %(source)s")
+
+    def due(self) -> None:
+        """The back-off of failed tasks is over."""
+        self.execute("UPDATE ingestion_task SET next_attempt_at = '-infinity' WHERE space_id = %(space)s AND status = 'FAILED'")
 
     @contextmanager
-    def beside(self, work: Any) -> Iterator[list[Any]]:
+    def beside(self, work: Callable[[], Any]) -> Iterator[list[Any]]:
         """Run ``work`` in another thread; its result or error is in the list afterwards."""
         ended: list[Any] = []
 

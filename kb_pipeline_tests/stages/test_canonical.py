@@ -118,3 +118,8 @@ def test_tokens_are_additive_and_never_zero() -> None:
     assert milli_tokens("abc字") == milli_tokens("abc") + milli_tokens("字") == 3 * 275 + 955
     assert (estimate_tokens(""), estimate_tokens("a"), estimate_tokens("a" * 40)) == (0, 1, 11)
     assert milli_tokens("\ud800") > 0
+
+
+def test_a_large_block_has_the_same_form() -> None:
+    part = "See [the guide](http://x.org/a?b=1),  `a[i](x)`  \n"
+    assert canonical(part * 30_000, BlockKind.TEXT) == "\n".join([canonical(part, BlockKind.TEXT)] * 30_000)
