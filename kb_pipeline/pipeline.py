@@ -75,6 +75,7 @@ def ingest(
     With one node only, finished tasks go back to the queue, where the next node's run finds them.
     """
     report = IngestReport()
+    retried(lambda: _ensure_log(engine))
     while limit is None or report.tasks < limit:
         wanted = engine.limits.batch_size if limit is None else min(engine.limits.batch_size, limit - report.tasks)
         claims, left = retried(lambda wanted=wanted: _claim(engine, space, wanted, nodes))  # type: ignore[misc]
@@ -88,6 +89,11 @@ def ingest(
         if report.stopped is not None:
             return report
     return report
+
+
+def _ensure_log(engine: Engine) -> None:
+    with transaction(engine.pool) as c:
+        tasks.ensure_log(c)
 
 
 def _claim(engine: Engine, space: Space, wanted: int, nodes: Sequence[Node]) -> tuple[list[Claim], int]:

@@ -67,5 +67,12 @@ def _configured(config: type[BaseModel], what: str, options: Mapping[str, Any]) 
         return config.model_validate(dict(options))
     except ValidationError as e:
         known = ", ".join(sorted(config.model_fields)) or "none"
-        problems = "; ".join(f"{'.'.join(map(str, x['loc'])) or 'options'}: {x['msg']}" for x in e.errors(include_input=False))
+        problems = "; ".join(
+            _problem(x["type"], ".".join(map(str, x["loc"])) or "options", x["msg"]) for x in e.errors(include_input=False)
+        )
         raise Misconfigured(f"{what}: {problems} (options: {known})", code="bad_option") from None
+
+
+def _problem(kind: str, option: str, message: str) -> str:
+    known = {"extra_forbidden": f"there is no option {option!r}", "missing": f"option {option!r} is needed"}
+    return known.get(kind, f"option {option!r}: {message}")

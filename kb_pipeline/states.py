@@ -81,11 +81,11 @@ TRANSITIONS: dict[tuple[TaskStatus, Event], TaskStatus] = {
     (_S.FAILED, _E.DUE): _S.PENDING,
     (_S.FAILED, _E.RETRY): _S.PENDING,
     (_S.DEAD, _E.RETRY): _S.PENDING,
-    (_S.INIT, _E.CANCEL): _S.CANCELING,
+    (_S.INIT, _E.CANCEL): _S.CANCELED,  # CANCELING is live, and a document has one live task: the one it waits behind
     (_S.PENDING, _E.CANCEL): _S.CANCELING,
     (_S.PROCESSING, _E.CANCEL): _S.CANCELING,
     (_S.FAILED, _E.CANCEL): _S.CANCELING,
-    (_S.DEAD, _E.CANCEL): _S.CANCELING,
+    (_S.DEAD, _E.CANCEL): _S.CANCELED,
     (_S.INIT, _E.SUPERSEDE): _S.CANCELED,  # it has written nothing yet
     (_S.DEAD, _E.SUPERSEDE): _S.CANCELED,  # what it left was given up when it died
     (_S.PENDING, _E.SUPERSEDE): _S.CANCELING,

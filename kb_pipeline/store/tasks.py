@@ -60,6 +60,11 @@ class Fence:
     claims: list[Claim]
 
 
+def ensure_log(c: Connection) -> None:
+    """Partitions of the log for the weeks to come, made before work begins: a row without one would be refused."""
+    c.execute(SQL.log_weeks)
+
+
 def claim(c: Connection, space: Space, limit: int, lease_seconds: int, nodes: Sequence[Node]) -> list[Claim]:
     """Take up to ``limit`` waiting tasks of a space that stand at one of ``nodes``, oldest readiness first."""
     values = {"space": space.id, "generation": space.generation, "limit": limit, "me": worker_id(), "ttl": lease_seconds,
@@ -243,6 +248,7 @@ def retry(c: Connection, task_id: int) -> bool:
 
 
 def cancel(c: Connection, task_id: int, reason: str) -> bool:
+    """Fenced off at once; what it may have written is cleaned up by the sweeper. False: not in such a state."""
     return c.execute(SQL.cancel, {"task": task_id, "reason": reason, "from": sources_of(Event.CANCEL)}).rowcount == 1
 
 

@@ -130,9 +130,15 @@ WITH t AS (UPDATE ingestion_task t SET retry_count = 0, deaths = 0, error_code =
 UPDATE kb_doc_version v SET status = 'PROCESSING' FROM t WHERE v.doc_id = t.doc_id AND v.version = t.version
 
 -- name: cancel
-UPDATE ingestion_task SET status = 'CANCELING', attempt = attempt + 1, cancel_reason = %(reason)s, updated_at = clock_timestamp(),
-    claimed_by = NULL, lease_until = NULL
-WHERE id = %(task)s AND status = ANY(%(from)s::text[])
+WITH t AS (UPDATE ingestion_task SET status = CASE WHEN status IN ('INIT', 'DEAD') THEN 'CANCELED' ELSE 'CANCELING' END, attempt = attempt + 1,
+               cancel_reason = %(reason)s, updated_at = clock_timestamp(), claimed_by = NULL, lease_until = NULL
+           WHERE id = %(task)s AND status = ANY(%(from)s::text[]) RETURNING doc_id, version, status),
+     v AS (UPDATE kb_doc_version v SET status = 'CANCELED' FROM t
+           WHERE t.status = 'CANCELED' AND v.doc_id = t.doc_id AND v.version = t.version AND v.status IN ('PROCESSING', 'FAILED'))
+SELECT status FROM t
+
+-- name: log_weeks
+SELECT kb_ensure_log_weeks(4)
 
 -- name: give_back
 UPDATE ingestion_task t SET status = 'PENDING', ready_seq = nextval('kb_ready_seq'), updated_at = clock_timestamp(), claimed_by = NULL, lease_until = NULL

@@ -129,6 +129,10 @@ class Flow:
     def hits(self, question: str, k: int = 5, principals: Sequence[str] = ()) -> tuple[Hit, ...]:
         return search(self.engine, self.space, question, k=k, principals=principals).hits
 
+    def showing(self, word: str, principals: Sequence[str] = ()) -> set[str]:
+        """Documents that a search for ``word`` shows it in."""
+        return {h.external_id for h in self.hits(word, 50, principals) if word in h.text}
+
     def found(self, question: str, k: int = 5, principals: Sequence[str] = ()) -> set[str]:
         return {h.external_id for h in self.hits(question, k, principals)}
 

@@ -242,18 +242,15 @@ def test_a_node_that_succeeds_forgets_the_deaths_before_it(shelf: Shelf) -> None
     (doc,) = shelf.add("a")
     for node in FLOW[:3]:
         for _ in range(MAX_DEATHS - 1):
-            (held,) = shelf.claim()
+            shelf.claim()
             expire(shelf)
             shelf.sweep()
         (held,) = shelf.claim()
         assert held.node is node
         with transaction(shelf.pool) as c:
             tasks.advance(c, [held], datetime.now(UTC), {})
-        expire(shelf)
-        shelf.sweep()
-        with transaction(shelf.pool) as c:
-            c.execute("UPDATE ingestion_task SET deaths = 0 WHERE doc_id = %s", [doc])
-    assert shelf.task(doc).status == "PENDING"
+            tasks.give_back(c, [held])
+    assert (shelf.task(doc).status, shelf.task(doc).deaths) == ("PENDING", 0)
 
 
 def test_the_log_has_a_line_for_every_node_failure_and_death(shelf: Shelf) -> None:
@@ -375,6 +372,17 @@ def test_a_queued_version_can_be_cancelled_while_the_one_before_it_is_worked_on(
     shelf.sweep()
     assert [shelf.task(doc, v).status for v in (1, 2)] == ["SUCCESS", "CANCELED"]
     assert shelf.value("SELECT status FROM kb_doc_version WHERE doc_id = %(doc)s AND version = 2", doc=doc) == "CANCELED"
+
+
+def test_a_dead_version_can_be_cancelled_while_the_one_behind_it_waits(shelf: Shelf) -> None:
+    (doc,) = shelf.add("a")
+    (first,) = shelf.claim()
+    shelf.edit(doc)
+    shelf.fail(first, None)
+    shelf.sweep()
+    assert [shelf.task(doc, v).status for v in (1, 2)] == ["DEAD", "PENDING"]
+    assert cancel(shelf, first.task_id)
+    assert [shelf.task(doc, v).status for v in (1, 2)] == ["CANCELED", "PENDING"]
 
 
 def test_a_dead_task_that_is_tried_again_keeps_its_attempt_and_starts_where_it_can(shelf: Shelf) -> None:
