@@ -67,8 +67,7 @@ def _look(
             joined = answers.join_candidates(c, space.id, standing, _rows(candidates), principals)
         if joined.shard != standing.shard:
             return None
-        fell_out = len(joined.rows) < min(k, len(candidates))
-        if fell_out and joined.republished and not last:
+        if joined.republished and not last:
             return None
         if len(joined.rows) >= k or len(candidates) < width or width >= WIDEST:
             return standing, joined

@@ -2,6 +2,7 @@
 
 from kb_pipeline.engine import Engine
 from kb_pipeline.errors import Misconfigured
+from kb_pipeline.nodes.chunk import recipe
 from kb_pipeline.stages.parse import decode_blocks
 from kb_pipeline.store import documents, spaces
 from kb_pipeline.store.database import retried, transaction
@@ -9,7 +10,7 @@ from kb_pipeline.store.spaces import Space
 
 
 def rollback(engine: Engine, space: Space, doc_id: int, version: int) -> int:
-    """A *new* version with ``version``'s chunks, its task at the INDEXER: nothing is embedded. Returns its number.
+    """A *new* version with ``version``'s chunks: nothing is embedded. Returns its number.
 
     It stands until the source changes again. Raises Misconfigured where the version was never published or is archived.
     """
@@ -18,7 +19,7 @@ def rollback(engine: Engine, space: Space, doc_id: int, version: int) -> int:
         with transaction(engine.pool) as c:
             if spaces.lock_shared(c, space) is None or doc_id not in documents.lock_documents(c, [doc_id]):
                 raise Misconfigured(f"document {doc_id} is deleted", code="no_document")
-            return documents.copy_version(c, doc_id, version)
+            return documents.copy_version(c, doc_id, version, recipe(space))
 
     return retried(copy)
 

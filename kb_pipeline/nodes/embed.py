@@ -82,7 +82,11 @@ def _ensure(engine: Engine, space: Space, claims: Sequence[Claim], batch: Sequen
     left = set(rows)
     while left:
         token, mine, texts = retried(lambda left=left: _claim(engine, space, {h: rows[h] for h in left}))  # type: ignore[misc]
-        done, failed = _embed(engine, space, claims, token, texts)
+        try:
+            done, failed = _embed(engine, space, claims, token, texts)
+        except BaseException:
+            _give_back(engine, space, token)  # whoever tries these texts next must not wait for our claim to expire
+            raise
         embedded, errors = embedded + done, errors | failed
         with transaction(engine.pool) as c:
             embeddings.give_back(c, space.model_id, token)
@@ -95,6 +99,11 @@ def _ensure(engine: Engine, space: Space, claims: Sequence[Claim], batch: Sequen
                 raise Transient("another process holds the claim on these texts", code="embedding_claimed")
             time.sleep(_POLL_SECONDS)
     return embedded, errors
+
+
+def _give_back(engine: Engine, space: Space, token: int) -> None:
+    with transaction(engine.pool) as c:
+        embeddings.give_back(c, space.model_id, token)
 
 
 def _claim(engine: Engine, space: Space, rows: dict[bytes, int]) -> tuple[int, set[bytes], list[tuple[bytes, str]]]:

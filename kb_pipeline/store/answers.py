@@ -37,7 +37,7 @@ class Joined:
     rows: list[Any]
     shard: int
     snapshot: str
-    republished: bool  # a candidate's document was published since the search began: it may have been missed
+    republished: bool  # a candidate fell out whose document was published since the search began: it may have been missed
 
 
 def join_candidates(

@@ -148,10 +148,13 @@ def get_version(c: Connection, doc_id: int, version: int) -> Any:
     return row
 
 
-def copy_version(c: Connection, doc_id: int, version: int) -> int:
-    """A new version with an older READY one's chunks and the newest source fingerprint, its task at INDEXER. It is locked."""
+def copy_version(c: Connection, doc_id: int, version: int, recipe: str) -> int:
+    """A new version with an older READY one's chunks and the newest source fingerprint. It is locked by the caller.
+
+    Made with today's ``recipe`` its blocks give the same chunks: CHUNKER restates their links and paths as they were then.
+    """
     c.execute(SQL.supersede, {"docs": [doc_id]})
-    row = c.execute(SQL.copy_version, {"doc": doc_id, "version": version}).fetchone()
+    row = c.execute(SQL.copy_version, {"doc": doc_id, "version": version, "recipe": recipe}).fetchone()
     if row is None:
         raise Misconfigured(
             f"document {doc_id} version {version} was never published or is archived: kb doc versions {doc_id}",

@@ -134,5 +134,6 @@ WITH o AS (SELECT * FROM kb_doc_version WHERE doc_id = %(doc)s AND version = %(v
            FROM d, o, n RETURNING doc_id, version, space_id)
 INSERT INTO ingestion_task (space_id, doc_id, version, status, current_node)
 SELECT v.space_id, v.doc_id, v.version, CASE WHEN EXISTS (SELECT FROM ingestion_task t WHERE t.doc_id = v.doc_id
-           AND t.status IN ('PENDING', 'PROCESSING', 'FAILED', 'CANCELING', 'INIT')) THEN 'INIT' ELSE 'PENDING' END, 'INDEXER'
-FROM v RETURNING version
+           AND t.status IN ('PENDING', 'PROCESSING', 'FAILED', 'CANCELING', 'INIT')) THEN 'INIT' ELSE 'PENDING' END,
+       CASE WHEN o.recipe = %(recipe)s THEN 'CHUNKER' ELSE 'INDEXER' END
+FROM v, o RETURNING version

@@ -96,7 +96,8 @@ DELETE FROM kb_source WHERE space_id = %(space)s
 DELETE FROM kb_queue_floor WHERE space_id = %(space)s
 
 -- name: forget_embeddings
-DELETE FROM kb_embedding e WHERE e.model_id = %(model)s::int
+-- The guard on the row itself: a pin that this statement had to wait for wins.
+DELETE FROM kb_embedding e WHERE e.model_id = %(model)s::int AND e.last_used < statement_timestamp()
   AND NOT EXISTS (SELECT FROM kb_space s WHERE s.model_id = %(model)s::int AND s.status = 'ACTIVE')
 
 -- name: count_left

@@ -115,12 +115,11 @@ def test_a_child_that_dies_is_reported_with_the_end_of_its_own_log(tmp_path: Pat
 
 def test_ready_is_what_the_child_says_not_what_an_earlier_one_said(tmp_path: Path, child_of) -> None:  # type: ignore[no-untyped-def]
     (tmp_path / "child.log").write_text("ready\n")
-    child = child_of("import sys\nprint('rea' + 'dy', flush=True)\nsys.stdin.read()\nimport signal; signal.pause()")
+    child, stopped = child_of("import signal\nprint('here', flush=True)\nsignal.pause()"), threading.Event()
     try:
-        assert wait_until_ready(child, [child], "ready", threading.Event())
-        stopped = threading.Event()
+        assert wait_until_ready(child, [child], "here", stopped)
         stopped.set()
-        assert not wait_until_ready(child, [child], "something else", stopped)
+        assert not wait_until_ready(child, [child], "ready", stopped)
     finally:
         stop(child)
     assert child.process.returncode == -signal.SIGTERM

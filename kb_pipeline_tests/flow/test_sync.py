@@ -60,7 +60,6 @@ def test_one_word_costs_one_chunk_whatever_the_size_of_the_document(flow: Flow, 
     assert grown(rows, flow.rows()) == {**dict.fromkeys(one_each, 1), "ingestion_node_log": len(FLOW)}
     assert len(flow.embedder.texts) == calls + 1
     assert "gingko" in flow.hits("gingko", k=1)[0].text
-    assert flow.showing("oakword1x30") == {"oak.md"}
     assert all("oakword1x30 " not in h.text for h in flow.hits("oakword1x30", k=50))
     flow.assert_whole()
 
