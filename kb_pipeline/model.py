@@ -231,3 +231,4 @@ class Answer:
     question: str
     at: datetime
     hits: tuple[Hit, ...]
+    withheld: int = 0  # as of an earlier time: what would have been shown then, and is deleted, hidden or not permitted now

@@ -35,8 +35,9 @@ MAX_SAMPLES = 50
 # What every further document would meet as well: work stops, and what was not tried yet keeps its tries.
 STOPPING = frozenset(
     {
-        "blob_store_full", "blob_store_missing", "database_down", "database_full", "endpoint_down", "index_down", "index_full", "missing_extra",
-        "missing_secret", "model_changed", "overloaded", "quota_exceeded", "rate_limited", "refuses_everything", "unauthorized", "wrong_dimension",
+        "blob_store_full", "blob_store_missing", "database_down", "database_full", "endpoint_down", "index_down",
+        "index_full", "missing_extra", "missing_secret", "model_changed", "overloaded", "quota_exceeded", "rate_limited",
+        "refuses_everything", "unauthorized", "wrong_dimension",
     }
 )  # fmt: skip
 

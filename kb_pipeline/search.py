@@ -22,10 +22,7 @@ WIDEST = 4096  # candidates asked for at most
 
 def search(engine: Engine, space: Space, question: str, *, k: int = 5, principals: Sequence[str] = ()) -> Answer:
     """The best ``k`` chunks for a question. Without principals what everybody may read. Raises Rejected for no question."""
-    if not question.strip():
-        raise Rejected("the question is empty", code="empty_question")
-    question = question.replace("\0", "")
-    vector = _query_vector(engine, space, question)
+    question, vector = asked(engine, space, question)
     for last in (False,) * (ROUNDS - 1) + (True,):
         found = _look(engine, space, vector, k, principals, last)
         if found is not None:
@@ -34,8 +31,11 @@ def search(engine: Engine, space: Space, question: str, *, k: int = 5, principal
     raise Transient(f"space {space.key} moved {ROUNDS} times during the search: ask again", code="search_moved")
 
 
-def _query_vector(engine: Engine, space: Space, question: str) -> NDArray[np.float32]:
-    """L2-normalised, and of the space's model: anything else would rank by chance."""
+def asked(engine: Engine, space: Space, question: str) -> tuple[str, NDArray[np.float32]]:
+    """The question as it can be stored, and its vector: of length 1, of the space's model. Raises Rejected for no question."""
+    if not question.strip():
+        raise Rejected("the question is empty", code="empty_question")
+    question = question.replace("\0", "")
     embedder = engine.embedder(space)
     vector = np.asarray(embedder.embed_query(question), dtype=np.float32)
     norm = float(np.linalg.norm(vector))
@@ -43,18 +43,23 @@ def _query_vector(engine: Engine, space: Space, question: str) -> NDArray[np.flo
         raise Fatal(
             f"embedder {space.embedder!r} answered the question with an unusable vector {vector.shape}", code="bad_vector"
         )
-    return vector / np.float32(norm)
+    return question, vector / np.float32(norm)
+
+
+def served(engine: Engine, space: Space) -> tuple[Standing, IndexRef]:
+    """What serves the space now. Raises Rejected."""
+    with transaction(engine.pool) as c:
+        standing = answers.standing(c, space.id)
+    if standing is None:
+        raise Rejected(f"space {space.key} serves no index: it is being made or removed", code="no_serving_index")
+    return standing, IndexRef(standing.index_id, space.id, standing.model_id, standing.name, standing.dimension)
 
 
 def _look(
     engine: Engine, space: Space, vector: NDArray[np.float32], k: int, principals: Sequence[str], last: bool
 ) -> tuple[Standing, Joined] | None:
     """One consistent look: None if the index or the shard moved, or a candidate was replaced, under it."""
-    with transaction(engine.pool) as c:
-        standing = answers.standing(c, space.id)
-    if standing is None:
-        raise Rejected(f"space {space.key} serves no index: it is being made or removed", code="no_serving_index")
-    ref = IndexRef(standing.index_id, space.id, standing.model_id, standing.name, standing.dimension)
+    standing, ref = served(engine, space)
     width = max(4 * k, 32)
     while True:
         try:

@@ -6,7 +6,7 @@ the tasks, a killed walk goes on where it stopped, and only a COMPLETE listing t
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kb_pipeline.engine import Engine, Progress, silent
 from kb_pipeline.errors import KbError, Rejected, StateError, Transient
@@ -212,15 +212,27 @@ class _Pass:
         return missing
 
     def _hide(self, lag: float) -> None:
-        walk = self._walk()
+        """What was not seen, in batches. Behind a resumed walk items may have moved: there only what a probe calls GONE."""
+        walk, after = self._walk(), 0
         while True:
             with transaction(self.engine.pool) as c:
-                self._fence(c)
-                rows = walks.hide_unseen(c, walk, lag, HIDE_BATCH)
-                walk.counts["hidden"] = walk.counts.get("hidden", 0) + len(rows)
-                walks.save_progress(c, walk)
+                rows = walks.unseen_docs(c, walk, lag, after, HIDE_BATCH)
             if not rows:
                 return
+            after = rows[-1].id
+            ids = [r.id for r in rows]
+            if walk.resumed:
+                answers = self.connector.presence([r.external_id for r in rows])
+                ids = [d for d, presence in zip(ids, answers, strict=True) if presence is Presence.GONE]
+            retried(lambda ids=ids: self._hide_some(lag, ids))  # type: ignore[misc]
+
+    def _hide_some(self, lag: float, ids: list[int]) -> None:
+        walk = self._walk()
+        with transaction(self.engine.pool) as c:
+            self._fence(c)
+            hidden = {**walk.counts, "hidden": walk.counts.get("hidden", 0) + walks.hide_unseen(c, walk, lag, ids)}
+            walks.save_progress(c, replace(walk, counts=hidden))
+        walk.counts = hidden
 
     def _fence(self, c: Connection) -> None:
         if spaces.lock_shared(c, self.space) is None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from psycopg.types.json import Jsonb
 
+from kb_pipeline.errors import Misconfigured
 from kb_pipeline.statements import load_statements
 from kb_pipeline.store.database import Connection, one
 
@@ -80,3 +81,30 @@ def log_answer(
 def set_acl(c: Connection, doc_ids: Sequence[int], clauses: Sequence[Sequence[str]] | None) -> None:
     """New own ACL of documents that the caller has locked; holds for searches at once."""
     c.execute(SQL.set_acl, {"docs": list(doc_ids), "acl": None if clauses is None else Jsonb([list(x) for x in clauses])})
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """A row of the answer log, best hit first. ``snapshot`` is None where the row was restored from another server's past."""
+
+    id: int
+    space_id: int
+    question: str
+    principals: list[str]
+    k: int
+    at: datetime
+    snapshot: str | None
+    chunk_ids: list[int]
+    scores: list[float]
+
+
+def get_answer(c: Connection, answer_id: int) -> Logged:
+    """Raises Misconfigured if there is none."""
+    row = c.execute(SQL.get, {"answer": answer_id}).fetchone()
+    if row is None:
+        raise Misconfigured(
+            f"no answer {answer_id}: kb search prints ids; answers are kept for a limited time, and only while KB_ANSWER_LOG "
+            "is on",
+            code="no_answer",
+        )
+    return Logged(*row)

@@ -29,3 +29,8 @@ VALUES (%(space)s, %(question)s, %(principals)s::text[], %(k)s, %(snapshot)s::pg
 
 -- name: set_acl
 UPDATE kb_doc SET acl = %(acl)s::jsonb, acl_seq = acl_seq + 1 WHERE id = ANY(%(docs)s::bigint[]) AND status <> 'DELETED'
+
+-- name: get
+SELECT a.id, a.space_id, a.question, a.principals, a.k, a.at,
+       CASE WHEN pg_snapshot_xmax(a.snapshot) <= pg_snapshot_xmax(pg_current_snapshot()) THEN a.snapshot::text END AS snapshot, a.chunk_ids, a.scores
+FROM kb_answer a JOIN kb_space s ON s.id = a.space_id AND s.status = 'ACTIVE' WHERE a.id = %(answer)s

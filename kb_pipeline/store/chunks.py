@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
 
+from kb_pipeline.errors import Rejected
 from kb_pipeline.model import Chunk
 from kb_pipeline.statements import load_statements
 from kb_pipeline.store.database import Connection, copy_rows
@@ -61,11 +62,18 @@ _TEXT_TYPES = ("int8", "int4", "int4", "int4", "int4", "text[]", "text", "text",
 
 
 def _text_row(doc_id: int, seq: int, x: Chunk) -> tuple[Any, ...]:
+    _check_storable(x)
     return (doc_id, seq, x.tokens, x.page_from, x.page_to, list(x.title_path), x.prefix, x.text, _display(x))
 
 
 def _restated_row(r: Any, space_id: int, x: Chunk) -> tuple[Any, ...]:
+    _check_storable(x)
     return (r.doc_id, r.version, r.chunk_id, space_id, _payload(x), x.page_from, x.page_to, list(x.title_path), _display(x))
+
+
+def _check_storable(x: Chunk) -> None:
+    if any("\0" in text for text in (x.text, x.display, x.prefix, *x.title_path)):
+        raise Rejected("a chunk holds NUL, which PostgreSQL cannot store", code="nul_in_text")
 
 
 def _display(x: Chunk) -> str | None:

@@ -13,10 +13,12 @@ COPY stage_text (doc_id, seq, tokens, page_from, page_to, title_path, prefix, co
 COPY kb_chunk_restated (doc_id, version, chunk_id, space_id, payload, page_from, page_to, title_path, display) FROM STDIN (FORMAT BINARY)
 
 -- name: fresh
+-- LATERAL with a LIMIT, here and below: the planner knows nothing of a staged table and would read the whole leaf.
 SELECT k.doc_id, k.seq FROM stage_key k
-WHERE NOT EXISTS (SELECT FROM kb_chunk_state s WHERE s.shard = %(shard)s::int AND s.doc_id = k.doc_id
-                  AND s.hash = encode(substring(k.content_hash FROM 1 FOR 16), 'hex')::uuid AND s.occurrence = k.occurrence AND s.space_id = %(space)s)
-ORDER BY k.doc_id, k.seq
+LEFT JOIN LATERAL (SELECT s.id FROM kb_chunk_state s WHERE s.shard = %(shard)s::int AND s.doc_id = k.doc_id
+                   AND s.hash = encode(substring(k.content_hash FROM 1 FOR 16), 'hex')::uuid AND s.occurrence = k.occurrence
+                   AND s.space_id = %(space)s LIMIT 1) s ON true
+WHERE s.id IS NULL ORDER BY k.doc_id, k.seq
 
 -- name: insert
 WITH x AS (SELECT k.*, encode(substring(k.content_hash FROM 1 FOR 16), 'hex')::uuid AS hash, t.tokens, t.page_from, t.page_to, t.title_path, t.prefix,
@@ -34,15 +36,15 @@ FROM n JOIN x USING (doc_id, hash, occurrence)
 
 -- name: restated
 SELECT k.doc_id, k.version, k.seq, s.id AS chunk_id FROM stage_key k
-JOIN kb_chunk_state s ON s.shard = %(shard)s::int AND s.space_id = %(space)s AND s.doc_id = k.doc_id
-     AND s.hash = encode(substring(k.content_hash FROM 1 FOR 16), 'hex')::uuid AND s.occurrence = k.occurrence
+CROSS JOIN LATERAL (SELECT s.id, s.payload FROM kb_chunk_state s WHERE s.shard = %(shard)s::int AND s.space_id = %(space)s AND s.doc_id = k.doc_id
+                    AND s.hash = encode(substring(k.content_hash FROM 1 FOR 16), 'hex')::uuid AND s.occurrence = k.occurrence LIMIT 1) s
 WHERE s.payload <> k.payload
   AND NOT EXISTS (SELECT FROM kb_chunk_restated r WHERE r.doc_id = k.doc_id AND r.version = k.version AND r.chunk_id = s.id)
 
 -- name: reference
 WITH ids AS (SELECT k.doc_id, k.version, array_agg(s.id ORDER BY k.seq) AS ids FROM stage_key k
-             JOIN kb_chunk_state s ON s.shard = %(shard)s::int AND s.space_id = %(space)s AND s.doc_id = k.doc_id
-                  AND s.hash = encode(substring(k.content_hash FROM 1 FOR 16), 'hex')::uuid AND s.occurrence = k.occurrence
+             CROSS JOIN LATERAL (SELECT s.id FROM kb_chunk_state s WHERE s.shard = %(shard)s::int AND s.space_id = %(space)s AND s.doc_id = k.doc_id
+                                 AND s.hash = encode(substring(k.content_hash FROM 1 FOR 16), 'hex')::uuid AND s.occurrence = k.occurrence LIMIT 1) s
              GROUP BY k.doc_id, k.version)
 UPDATE kb_doc_version v SET chunk_ids = coalesce(ids.ids, '{}'), recipe = x.recipe
 FROM unnest(%(docs)s::bigint[], %(versions)s::int[], %(recipes)s::text[]) x (doc_id, version, recipe)

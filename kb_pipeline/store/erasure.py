@@ -29,11 +29,11 @@ def give_up(c: Connection, space_id: int, shard: int, versions: Sequence[tuple[i
     c.execute(SQL.give_up, values)
 
 
-def erase(c: Connection, space_id: int, shard: int, doc_ids: Sequence[int]) -> int:
+def erase(c: Connection, space_id: int, shard: int, doc_ids: Sequence[int], limit: int | None = None) -> int:
     """ERASE: rows that no PROCESSING or READY version refers to, with a tombstone for each in every living index."""
     if not doc_ids:
         return 0
-    values = {"space": space_id, "shard": shard, "docs": sorted(set(doc_ids))}
+    values = {"space": space_id, "shard": shard, "docs": sorted(set(doc_ids)), "limit": limit}
     c.execute(SQL.forget_references, values)
     return int(one(c.execute(SQL.erase, values)).n)
 

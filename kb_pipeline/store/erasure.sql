@@ -11,19 +11,22 @@ ORDER BY i.id, s.vec_id ON CONFLICT DO NOTHING
 WITH v AS (UPDATE kb_doc_version v SET status = %(status)s, chunk_ids = CASE WHEN %(status)s = 'CANCELED' THEN NULL ELSE v.chunk_ids END
            FROM unnest(%(docs)s::bigint[], %(versions)s::int[]) x (doc_id, version)
            WHERE v.doc_id = x.doc_id AND v.version = x.version AND v.status IN ('PROCESSING', 'FAILED') RETURNING v.doc_id, v.version),
-     r AS (DELETE FROM kb_chunk_restated r USING v WHERE r.doc_id = v.doc_id AND r.version = v.version)
+     r AS (DELETE FROM kb_chunk_restated r USING v WHERE r.doc_id = v.doc_id AND r.version = v.version AND %(status)s = 'CANCELED')
 UPDATE kb_doc d SET status = 'FAILED' FROM v WHERE d.id = v.doc_id AND d.current_ver = 0 AND d.status <> 'DELETED' AND %(status)s = 'FAILED'
 
 -- name: forget_references
-UPDATE kb_doc_version SET chunk_ids = NULL
-WHERE doc_id = ANY(%(docs)s::bigint[]) AND status NOT IN ('PROCESSING', 'READY') AND chunk_ids IS NOT NULL
+WITH v AS (UPDATE kb_doc_version SET chunk_ids = NULL
+           WHERE doc_id = ANY(%(docs)s::bigint[]) AND status NOT IN ('PROCESSING', 'READY') AND chunk_ids IS NOT NULL RETURNING doc_id, version)
+DELETE FROM kb_chunk_restated r USING v WHERE r.doc_id = v.doc_id AND r.version = v.version
 
 -- name: erase
 WITH kept AS (SELECT unnest(chunk_ids) AS id FROM kb_doc_version WHERE doc_id = ANY(%(docs)s::bigint[]) AND status IN ('PROCESSING', 'READY')),
-     gone AS (DELETE FROM kb_chunk_state s
-              WHERE s.shard = %(shard)s::int AND s.space_id = %(space)s AND s.doc_id = ANY(%(docs)s::bigint[])
-                AND NOT EXISTS (SELECT FROM kept WHERE kept.id = s.id) RETURNING s.id, s.doc_id, s.vec_id),
-     texts AS (DELETE FROM kb_chunk c USING gone WHERE c.shard = %(shard)s::int AND c.id = gone.id AND c.space_id = %(space)s),
+     loose AS (SELECT s.id FROM kb_chunk_state s
+               WHERE s.shard = %(shard)s::int AND s.space_id = %(space)s AND s.doc_id = ANY(%(docs)s::bigint[])
+                 AND NOT EXISTS (SELECT FROM kept WHERE kept.id = s.id) ORDER BY s.id LIMIT %(limit)s::bigint),
+     gone AS (DELETE FROM kb_chunk_state s USING loose WHERE s.shard = %(shard)s::int AND s.id = loose.id AND s.space_id = %(space)s
+              RETURNING s.id, s.doc_id, s.vec_id),
+     texts AS (DELETE FROM kb_chunk c WHERE c.shard = %(shard)s::int AND c.id = ANY(ARRAY(SELECT id FROM gone)) AND c.space_id = %(space)s),
      retries AS (DELETE FROM vector_retry r USING gone WHERE r.shard = %(shard)s::int AND r.chunk_id = gone.id),
      dead AS (INSERT INTO vector_tombstone (index_id, vec_id, space_id, doc_id, chunk_id, state)
               SELECT i.id, g.vec_id, %(space)s, g.doc_id, g.id, 'E' FROM gone g CROSS JOIN kb_index i

@@ -115,10 +115,17 @@ def seen_count(c: Connection, walk_id: int) -> int:
     return int(one(c.execute(SQL.seen_count, {"walk": walk_id})).n)
 
 
-def hide_unseen(c: Connection, walk: Walk, lag_seconds: float, limit: int) -> list[Any]:
-    """Lock up to ``limit`` candidates, then decide in the next statement. Rows: id, external_id, hidden_sync."""
-    ids = [r.id for r in c.execute(SQL.lock_unseen, {**_unseen(walk, lag_seconds), "limit": limit})]
-    return c.execute(SQL.hide, {**_unseen(walk, lag_seconds), "ids": ids}).fetchall() if ids else []
+def unseen_docs(c: Connection, walk: Walk, lag_seconds: float, after: int, limit: int) -> list[Any]:
+    """Candidates for hiding by ascending id. Rows: id, external_id."""
+    return c.execute(SQL.unseen, {**_unseen(walk, lag_seconds), "after": after, "limit": limit}).fetchall()
+
+
+def hide_unseen(c: Connection, walk: Walk, lag_seconds: float, doc_ids: Sequence[int]) -> int:
+    """Lock these candidates, then decide in the next statement whether they are still unseen. How many were hidden."""
+    if not doc_ids:
+        return 0
+    c.execute(SQL.lock_unseen, {"ids": list(doc_ids)})
+    return c.execute(SQL.hide, {**_unseen(walk, lag_seconds), "ids": list(doc_ids)}).rowcount
 
 
 def hidden_docs(c: Connection, source_id: int, after: int, limit: int) -> list[Any]:

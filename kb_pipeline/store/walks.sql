@@ -64,18 +64,20 @@ SELECT count(*) AS n FROM kb_doc d
 WHERE d.source_id = %(source)s AND d.status <> 'DELETED' AND d.hidden_sync IS NULL AND d.seen_at < %(started)s::timestamptz - %(lag)s * interval '1 second'
   AND NOT EXISTS (SELECT FROM sync_seen s WHERE s.walk_id = %(walk)s AND s.doc_id = d.id)
 
--- name: lock_unseen
-SELECT d.id FROM kb_doc d
+-- name: unseen
+SELECT d.id, d.external_id FROM kb_doc d
 WHERE d.source_id = %(source)s AND d.status <> 'DELETED' AND d.hidden_sync IS NULL AND d.seen_at < %(started)s::timestamptz - %(lag)s * interval '1 second'
-  AND NOT EXISTS (SELECT FROM sync_seen s WHERE s.walk_id = %(walk)s AND s.doc_id = d.id)
-ORDER BY d.id LIMIT %(limit)s FOR UPDATE OF d
+  AND d.id > %(after)s AND NOT EXISTS (SELECT FROM sync_seen s WHERE s.walk_id = %(walk)s AND s.doc_id = d.id)
+ORDER BY d.id LIMIT %(limit)s
+
+-- name: lock_unseen
+SELECT id FROM kb_doc WHERE id = ANY(%(ids)s::bigint[]) ORDER BY id FOR UPDATE
 
 -- name: hide
 UPDATE kb_doc d SET hidden_sync = %(walk)s, hidden_at = clock_timestamp(), seen_seq = nextval('kb_seen_seq'), seen_at = clock_timestamp()
 WHERE d.id = ANY(%(ids)s::bigint[]) AND d.hidden_sync IS NULL AND d.status <> 'DELETED'
   AND d.seen_at < %(started)s::timestamptz - %(lag)s * interval '1 second'
   AND NOT EXISTS (SELECT FROM sync_seen s WHERE s.walk_id = %(walk)s AND s.doc_id = d.id)
-RETURNING d.id, d.external_id, d.hidden_sync
 
 -- name: hidden
 SELECT id, external_id, hidden_sync FROM kb_doc

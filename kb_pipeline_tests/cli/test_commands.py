@@ -329,7 +329,7 @@ def test_a_task_is_cancelled_once(kb: Kb, loaded: str, folder: Path) -> None:
     (folder / "empty.md").write_text("")
     failed = kb.json("sync", loaded, code=3)["failures"][0]["task_id"]
     cancelled = kb.json("task", "cancel", failed, "--reason", "not needed")
-    assert cancelled["status"] == "CANCELING" and cancelled["cancel_reason"] == "not needed"
+    assert cancelled["status"] == "CANCELED" and cancelled["cancel_reason"] == "not needed"
     kb("sync", loaded)
     assert kb.json("task", "show", failed)["status"] == "CANCELED"
     for command in ("cancel", "retry"):

@@ -266,8 +266,27 @@ def test_new_content_takes_the_place_of_a_failed_version(patient: Flow) -> None:
     assert patient.version("birch.md", 2).chunk_ids is None
     assert patient.showing("later") == {"birch.md"}
     assert not any("novelty" in t for _, _, _, t, _ in patient.chunks())
-    assert not patient.execute("SELECT FROM kb_chunk WHERE space_id = %(space)s AND content LIKE '%%novelty%%'")
+    assert not patient.execute("SELECT 1 FROM kb_chunk WHERE space_id = %(space)s AND content LIKE '%%novelty%%'")
     patient.assert_whole()
+
+
+def test_a_dead_version_that_is_retried_shows_what_it_says(patient: Flow) -> None:
+    linked = article("birch").replace("birchword1x7 ", "[birchword1x7](https://{}.example/page) ")
+    patient.memory.put("birch.md", linked.format("old"))
+    patient.sync()
+    patient.memory.put("birch.md", linked.format("new"))
+    patient.walk()
+    patient.ingest(nodes=[Node.FETCHER, Node.PARSER, Node.CHUNKER, Node.EMBEDDING])
+    patient.execute("UPDATE ingestion_task SET max_retry_count = 0 WHERE space_id = %(space)s AND status = 'PENDING'")
+    patient.index.down = True
+    patient.ingest()
+    assert patient.task("birch.md").status == "DEAD"
+    patient.index.down = False
+    assert patient.showing("https://old.example/page") == {"birch.md"}
+    assert patient.retry(patient.task("birch.md").id)
+    patient.sync()
+    assert patient.showing("https://new.example/page") == {"birch.md"}
+    assert patient.rows()["kb_chunk_restated"] == 0
 
 
 # --- processes that die, and bugs -------------------------------------------------------------------------------------

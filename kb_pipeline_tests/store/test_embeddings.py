@@ -103,12 +103,12 @@ def test_a_pin_finds_vectors_only_and_marks_them_as_used_now(pool: Pool, model: 
 
 
 def test_a_pin_wins_over_a_purge_that_began_before_it(pool: Pool, model: int) -> None:
-    """The purge waits for the pinned row; what it then does must follow from the row as it is now."""
+    """The purge has to wait for the row: what it then does must follow from the row as it is then, not as it was found."""
     token, _ = claim(pool, model, hashes("a", "b"))
     store(pool, model, token, hashes("a", "b"))
     with ThreadPoolExecutor(1) as threads:
         with transaction(pool) as c:
-            embeddings.pin(c, model, hashes("a"))
+            c.execute("SELECT FROM kb_embedding WHERE model_id = %s AND content_hash = %s FOR UPDATE", [model, *hashes("a")])
 
             def purge() -> int:
                 with transaction(pool) as d:
@@ -120,6 +120,7 @@ def test_a_pin_wins_over_a_purge_that_began_before_it(pool: Pool, model: int) ->
                 with transaction(pool) as d:
                     if d.execute(waiting).fetchone().n:  # type: ignore[union-attr]
                         break
+            embeddings.pin(c, model, hashes("a"))
         assert running.result(timeout=30) == 1
     assert missing(pool, model, hashes("a", "b")) == set(hashes("b"))
 

@@ -1,0 +1,306 @@
+"""Questions to the past: what a search would have found at a time, what an answer was based on, and whether it still comes out.
+
+The index knows only what is current. What was current then and is not now is ranked exactly from cached vectors, so that the
+cost is the change since then and not the size of the space. Deleted, hidden or not permitted today: withheld, and counted.
+"""
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kb_pipeline.engine import Engine, Progress, silent
+from kb_pipeline.errors import KbError, Misconfigured, Rejected, StateError, Transient
+from kb_pipeline.model import Answer, Hit
+from kb_pipeline.search import ROUNDS, WIDEST, asked, served
+from kb_pipeline.store import answers, embeddings, history, publications, spaces
+from kb_pipeline.store.answers import Logged, Standing
+from kb_pipeline.store.database import Connection, transaction
+from kb_pipeline.store.history import Moment, Settled, Then
+from kb_pipeline.store.spaces import Space
+
+SETTLED_SECONDS = 6.0  # a publish is stamped before it commits: its limit of five seconds, and a second between two clocks
+DOCUMENTS, DOCUMENT_CHUNKS, VECTORS = 2000, 100, 2000  # at a time: documents judged, documents opened, vectors in memory
+SAME_SCORE = 1e-3  # an index may round the question or the vectors to float16, or compute in another order
+
+
+class Ranked(NamedTuple):
+    score: float
+    chunk_id: int
+    doc_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One place where an exact ranking of what was current does not agree with the answer that was given. From 1."""
+
+    position: int
+    logged_chunk: int | None
+    logged_score: float | None
+    replayed_chunk: int | None
+    replayed_score: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    hits: tuple[Hit, ...]
+    differences: tuple[Difference, ...]
+
+
+def as_of(engine: Engine, space: Space, question: str, at: datetime, *, k: int = 5, principals: Sequence[str] = ()) -> Answer:
+    """The best ``k`` chunks of what was current ``at`` that time and may be shown today. Not logged: it can be asked again.
+
+    Raises Misconfigured for a future time, Rejected for one whose versions were purged, Transient for one that is not settled.
+    """
+    _require_told(engine, space, at)
+    question, vector = asked(engine, space, question)
+    for last in (False,) * (ROUNDS - 1) + (True,):
+        look = _Look(engine, space, vector, Moment(at), principals, k)
+        if look.search_index(last=last):
+            hits = look.hits()
+            if hits is not None:
+                return Answer(None, question, at, hits, look.withheld)
+    raise Transient(f"space {space.key} moved {ROUNDS} times during the search: ask again", code="search_moved")
+
+
+def read_answer(engine: Engine, answer_id: int) -> tuple[Space, Logged, Answer]:
+    """An answer as it was logged, with the text that is stored. Raises Misconfigured if there is none."""
+    with transaction(engine.pool) as c:
+        logged = answers.get_answer(c, answer_id)
+        space = spaces.space_by_id(c, logged.space_id)
+        if space is None:
+            raise StateError(f"answer {answer_id} belongs to space {logged.space_id}, which has no row", code="no_row")
+        standing = answers.standing(c, space.id)
+        shard = standing.shard if standing else -1
+        owners = history.owners(c, space.id, shard, logged.chunk_ids)
+        ranked = [
+            Ranked(score, chunk, owners[chunk])
+            for chunk, score in zip(logged.chunk_ids, logged.scores, strict=True)
+            if chunk in owners
+        ]
+        hits = _hits(c, space.id, shard, Moment(logged.at, logged.snapshot), logged.principals, ranked)
+    return space, logged, Answer(logged.id, logged.question, logged.at, hits, len(logged.chunk_ids) - len(hits))
+
+
+def replay(
+    engine: Engine, space: Space, logged: Logged, answer: Answer, progress: Callable[[Progress], None] = silent
+) -> Replay:
+    """Rank everything exactly that the answer's search could see, from cached vectors, and compare. Embeds the question only.
+
+    Raises Rejected where versions of that time were purged.
+    """
+    _require_kept(engine, space, logged.at)
+    _, vector = asked(engine, space, logged.question)
+    when = Moment(logged.at, logged.snapshot)
+    for _ in range(ROUNDS):
+        look = _Look(engine, space, vector, when, logged.principals, logged.k - answer.withheld)
+        look.watched = {h.chunk_id for h in answer.hits}
+        look.rank_exactly(progress=progress, every=True)
+        hits = look.hits()
+        if hits is not None:
+            return Replay(hits, tuple(_differences(answer.hits, hits, look.scores)))
+    raise Transient(f"space {space.key} moved {ROUNDS} times during the replay: ask again", code="search_moved")
+
+
+class _Look:
+    """One look at the past: the best ``k`` that may be shown, and the best ``k`` that may not, while batches come by."""
+
+    def __init__(
+        self, engine: Engine, space: Space, vector: NDArray[np.float32], when: Moment, principals: Sequence[str], k: int
+    ) -> None:
+        self.engine, self.space, self.vector, self.when, self.principals, self.k = engine, space, vector, when, principals, k
+        self.standing, self.ref = served(engine, space)
+        self.watched: set[int] = set()
+        self.scores: dict[int, float] = {}  # of the watched chunks
+        self._best: dict[bool, dict[int, Ranked]] = {True: {}, False: {}}  # shown or not
+        self._deleted = 0
+
+    @property
+    def withheld(self) -> int:
+        """Of the best ``k`` then, those not shown today, and every document deleted since: nothing of it is left to rank."""
+        best = _best(self.k, [*self._best[True].values(), *self._best[False].values()])
+        return sum(r.chunk_id in self._best[False] for r in best) + self._deleted
+
+    # --- candidates -------------------------------------------------------------------------------------------------
+
+    def search_index(self, *, last: bool) -> bool:
+        """The index's hits that were current then, and everything that it may not hold. False: the index was dropped meanwhile.
+
+        Whoever is current only since the index was asked, or not any more, is ranked from the cache: ask the index first.
+        """
+        width = max(4 * self.k, 32)
+        while True:
+            try:
+                candidates = self.engine.index(self.space).search(self.ref, self.vector, width, None)
+            except KbError as e:
+                if e.code == "index_gone" and not last:
+                    return False
+                raise
+            self._best = {True: {}, False: {}}
+            with transaction(self.engine.pool) as c:
+                found = [Ranked(x.score, x.chunk_id, x.doc_id) for x in candidates]
+                self._add_current_then(c, found)
+            enough = len(self._best[True]) >= self.k or len(candidates) < width
+            if enough or width >= WIDEST:
+                break
+            width *= 4
+        self.rank_exactly(every=not enough)
+        return True
+
+    def _add_current_then(self, c: Connection, found: Sequence[Ranked]) -> None:
+        known = {t.doc_id: t for t in self._then(c, sorted({r.doc_id for r in found})) if not t.deleted}
+        ids = publications.chunk_ids(c, list(known), [t.version for t in known.values()])
+        held = {d: set(x) for d, x in ids.items()}
+        for shown in (True, False):
+            self._add((r for r in found if r.chunk_id in held.get(r.doc_id, ()) and known[r.doc_id].shown is shown), shown)
+
+    def rank_exactly(self, *, every: bool, progress: Callable[[Progress], None] = silent) -> None:
+        """Rank from the cache what was current then and is not now, or, with ``every``, all that was current then."""
+        self._deleted = done = 0
+        for page in self._documents(every):
+            with transaction(self.engine.pool) as c:
+                known = self._then(c, page)
+            for start in range(0, len(known), DOCUMENT_CHUNKS):
+                self._rank_documents(known[start : start + DOCUMENT_CHUNKS], every)
+                progress(Progress("ranking documents", done + start, 0))
+            done += len(page)
+
+    def _documents(self, every: bool) -> Iterator[list[int]]:
+        after = 0
+        while True:
+            with transaction(self.engine.pool) as c:
+                if every:
+                    page = history.every_document(c, self.space.id, after, DOCUMENTS)
+                else:
+                    page = history.ended_documents(c, self.space.id, self.when.at, after, DOCUMENTS)
+            if not page:
+                return
+            yield page
+            after = page[-1]
+
+    def _then(self, c: Connection, docs: Sequence[int]) -> list[Then]:
+        """The documents that count. Deleted ones are counted where they are met by ``rank_exactly``."""
+        found = history.then(c, self.space.id, self.when, docs, self.principals)
+        return [t for t in found if t.shown or t.counted]
+
+    def _rank_documents(self, documents: Sequence[Then], every: bool) -> None:
+        self._deleted += sum(t.deleted for t in documents)
+        shown = {t.doc_id: t.shown for t in documents if not t.deleted}
+        with transaction(self.engine.pool) as c:
+            ids = publications.chunk_ids(c, list(shown), [t.version for t in documents if not t.deleted])
+        owners = {chunk: doc for doc, chunks in ids.items() for chunk in chunks}
+        wanted = list(owners)
+        for start in range(0, len(wanted), VECTORS):
+            ranked = self._ranked(wanted[start : start + VECTORS], owners, every)
+            self.scores |= {r.chunk_id: r.score for r in ranked if r.chunk_id in self.watched}
+            for flag in (True, False):
+                self._add((r for r in ranked if shown[r.doc_id] is flag), flag)
+
+    def _ranked(self, ids: list[int], owners: dict[int, int], every: bool) -> list[Ranked]:
+        """Cosine similarities as the index computes them: of vectors rounded to float16."""
+        s: Standing = self.standing
+        with transaction(self.engine.pool) as c:
+            if not every:
+                ids = history.not_current(c, self.space.id, s.shard, ids, s.at)
+            rows = embeddings.vectors_of(c, self.space.id, s.shard, s.model_id, ids)
+            lost = len(history.owners(c, self.space.id, s.shard, sorted(set(ids) - {r.chunk_id for r in rows})))
+        if lost:
+            raise Rejected(
+                f"space {self.space.key}: {lost} chunks of that time have no cached vector of its model any more, so that they "
+                "cannot be ranked: ask for a later time",
+                code="vectors_missing",
+            )
+        if not rows:
+            return []
+        vectors = np.frombuffer(b"".join(r.vector for r in rows), "<f2").astype(np.float32).reshape(len(rows), -1)
+        question = self.vector.astype("<f2").astype(np.float32)
+        scores = vectors @ question / (np.linalg.norm(vectors, axis=1) * np.linalg.norm(question))
+        return [Ranked(float(x), r.chunk_id, owners[r.chunk_id]) for x, r in zip(scores, rows, strict=True)]
+
+    def _add(self, found: Iterable[Ranked], shown: bool) -> None:
+        both = {r.chunk_id: r for r in found} | self._best[shown]
+        self._best[shown] = {r.chunk_id: r for r in _best(self.k, both.values())}
+
+    # --- the end ----------------------------------------------------------------------------------------------------
+
+    def hits(self) -> tuple[Hit, ...] | None:
+        """The best, judged once more. None: the rows moved to another shard meanwhile. Raises Rejected if they were purged."""
+        shard = _require_kept(self.engine, self.space, self.when.at).shard
+        if shard != self.standing.shard:
+            return None
+        with transaction(self.engine.pool) as c:
+            return _hits(c, self.space.id, shard, self.when, self.principals, _best(self.k, self._best[True].values()))
+
+
+def _best(k: int, found: Iterable[Ranked]) -> list[Ranked]:
+    return heapq.nsmallest(k, found, key=lambda r: (-r.score, r.chunk_id))
+
+
+def _hits(
+    c: Connection, space_id: int, shard: int, when: Moment, principals: Sequence[str], ranked: Sequence[Ranked]
+) -> tuple[Hit, ...]:
+    """In the order given, without what may not be shown now."""
+    known = history.then(c, space_id, when, sorted({r.doc_id for r in ranked}), principals)
+    versions = {t.doc_id: t.version for t in known if t.shown}
+    texts = history.texts(c, space_id, shard, {r.chunk_id: versions[r.doc_id] for r in ranked if r.doc_id in versions})
+    return tuple(
+        Hit(x.doc_id, x.external_id, x.uri, x.title, tuple(x.title_path), x.version, x.chunk_id, round(r.score, 6), x.text)
+        for r in ranked
+        if (x := texts.get(r.chunk_id)) is not None
+    )
+
+
+def _differences(logged: Sequence[Hit], replayed: Sequence[Hit], scores: dict[int, float]) -> Iterator[Difference]:
+    """Places are compared by score, as equally near chunks may stand in any order; a logged chunk must come out as near as it
+    was."""
+    for i in range(max(len(logged), len(replayed))):
+        a = logged[i] if i < len(logged) else None
+        b = replayed[i] if i < len(replayed) else None
+        if a and b and abs(a.score - b.score) <= SAME_SCORE and abs(scores.get(a.chunk_id, 2.0) - a.score) <= SAME_SCORE:
+            continue
+        yield Difference(
+            i + 1, a.chunk_id if a else None, a.score if a else None, b.chunk_id if b else None, b.score if b else None
+        )
+
+
+def _require_told(engine: Engine, space: Space, at: datetime) -> None:
+    """The past is settled when no transaction can commit an older stamp any more."""
+    if at.tzinfo is None:
+        raise Misconfigured(f"{at.isoformat()} has no time zone: write it with one, as in {at.isoformat()}Z", code="bad_time")
+    state = _require_kept(engine, space, at)
+    ago = (state.now - at).total_seconds()
+    if ago < 0:
+        raise Misconfigured(
+            f"{_shown(at)} is in the future: the database's clock says {_shown(state.now)}", code="time_in_future"
+        )
+    if ago < SETTLED_SECONDS or state.open:
+        raise Transient(
+            f"what was current at {_shown(at)} is not settled yet, as a document may still be published as of then: "
+            f"ask again in {SETTLED_SECONDS:.0f} seconds, or search without a time",
+            code="not_settled",
+            retry_after=SETTLED_SECONDS,
+        )
+
+
+def _require_kept(engine: Engine, space: Space, at: datetime) -> Settled:
+    """Raises Rejected where versions that were current then are purged."""
+    with transaction(engine.pool) as c:
+        state = history.settled(c, space.id, at)
+    if state is None:
+        raise Rejected(f"space {space.key} is being removed", code="no_serving_index")
+    if state.purged:
+        raise Rejected(
+            f"space {space.key} can no longer tell what was current at {_shown(at)}: versions up to "
+            f"{_shown(state.horizon) if state.horizon else 'then'} are purged. Ask for a later time; "
+            f"kb space set {space.key} retain=N keeps more versions from now on",
+            code="purged",
+        )
+    return state
+
+
+def _shown(at: datetime) -> str:
+    return at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%SZ")

@@ -1,0 +1,139 @@
+"""Purge: old versions are archived, then what no version refers to is erased; nothing that a kept answer was based on.
+
+Every decision is made behind the lock of its document, every step may be repeated, and an interrupted purge is finished by the
+next one: it looks for rows that nothing refers to, not for its own notes.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from kb_pipeline.engine import Engine, Progress, silent
+from kb_pipeline.maintenance.sweep import sweep_objects
+from kb_pipeline.maintenance.vector_gc import collect_vectors
+from kb_pipeline.store import documents, erasure, retention, spaces
+from kb_pipeline.store.database import retried, transaction
+from kb_pipeline.store.retention import Archived
+from kb_pipeline.store.spaces import Space
+
+KEEP = timedelta(days=30)  # answers, what they were based on, and embeddings that nothing refers to
+LOGS = timedelta(days=90)
+MARGIN = timedelta(minutes=10)  # a search that was under way when a version was superseded stores its answer later
+DOCUMENTS = 500
+CHUNKS = 1000
+ANSWERS = 5000
+EMBEDDINGS = 500_000  # hashes staged at a time, on the server: each batch reads the hashes of every chunk
+
+
+@dataclass(slots=True)
+class PurgeReport:
+    """What was archived (versions) and removed (everything else)."""
+
+    space: str
+    versions: int = 0
+    chunks: int = 0
+    vectors: int = 0
+    objects: int = 0
+    embeddings: int = 0
+    answers: int = 0
+    logs: int = 0  # rows of the node log, and finished passes
+
+
+def purge(
+    engine: Engine, space: Space, *, keep: timedelta = KEEP, progress: Callable[[Progress], None] = silent
+) -> PurgeReport:
+    """Remove what is older than ``keep`` (logs: than 90 days) and not needed. Safe beside everything else, at any time."""
+    with transaction(engine.pool) as c:
+        start = retention.clock(c)
+    report = PurgeReport(space.key)
+    report.answers = _all(lambda: _answers(engine, space, start - keep))
+    _documents(engine, space, start - keep - min(keep, MARGIN), report, progress)
+    report.vectors = collect_vectors(engine, space)
+    report.objects += sweep_objects(engine, space)
+    report.embeddings = forget_embeddings(engine, space, start - keep)
+    report.logs = _logs(engine, space, start - LOGS)
+    return report
+
+
+def _documents(
+    engine: Engine, space: Space, before: datetime, report: PurgeReport, progress: Callable[[Progress], None]
+) -> None:
+    after = done = 0
+    while True:
+        with transaction(engine.pool) as c:
+            ids = retention.some_documents(c, space.id, after, DOCUMENTS)
+        if not ids:
+            return
+        after = ids[-1]
+        archived = retried(lambda ids=ids: _archive(engine, space, ids, before))  # type: ignore[misc]
+        engine.blobs.delete_many(archived.paths)
+        report.versions += archived.versions
+        report.objects += len(archived.paths)
+        report.chunks += erase_unreferenced(engine, space, ids)
+        done += len(ids)
+        progress(Progress("purging documents", done, 0))
+
+
+def _archive(engine: Engine, space: Space, doc_ids: Sequence[int], before: datetime) -> Archived:
+    with transaction(engine.pool) as c:
+        if spaces.lock_shared(c, space) is None:
+            return Archived(0, [])
+        many = retention.with_many_versions(c, doc_ids, space.retained_versions)
+        documents.lock_deleted(c, many)
+        return retention.archive(c, space.id, many, space.retained_versions, before)
+
+
+def erase_unreferenced(engine: Engine, space: Space, doc_ids: Sequence[int]) -> int:
+    """ERASE for those of these documents that have something to erase, CHUNKS rows a transaction. Rows erased."""
+    with transaction(engine.pool) as c:
+        shard = spaces.lock_shared(c, space)
+        found = [] if shard is None else retention.with_unreferenced(c, space.id, shard, doc_ids)
+    if not found:
+        return 0
+
+    def erase() -> int:
+        with transaction(engine.pool) as c:
+            shard = spaces.lock_shared(c, space)
+            if shard is None:
+                return 0
+            documents.lock_deleted(c, found)
+            return erasure.erase(c, space.id, shard, found, CHUNKS)
+
+    return _all(erase, CHUNKS)
+
+
+def forget_embeddings(engine: Engine, space: Space, before: datetime) -> int:
+    """Cached vectors of the space's model that nothing used since then and no chunk of any space refers to."""
+    forgotten, after, n = 0, b"", EMBEDDINGS
+    while n == EMBEDDINGS:
+        with transaction(engine.pool) as c:
+            n, after = retention.stage_unused(c, space.model_id, before, after, EMBEDDINGS)
+            if n:
+                retention.spare_living(c)
+                forgotten += retention.forget_staged(c, space.model_id, before)
+    return forgotten
+
+
+def _answers(engine: Engine, space: Space, before: datetime) -> int:
+    with transaction(engine.pool) as c:
+        return retention.forget_answers(c, space.id, before, ANSWERS)
+
+
+def _logs(engine: Engine, space: Space, before: datetime) -> int:
+    removed = 0
+    while True:
+        with transaction(engine.pool) as c:
+            n = retention.forget_logs(c, space.id, before)
+            if n is None:
+                return removed + retention.forget_walks(c, space.id, before)
+        removed += n
+
+
+def _all(work: Callable[[], int], full: int = ANSWERS) -> int:
+    """Repeat ``work``, one transaction of at most ``full`` rows, until it found fewer. Rows in all."""
+    rows = 0
+    while True:
+        n = retried(work)
+        rows += n
+        if n < full:
+            return rows

@@ -1,0 +1,227 @@
+"""Reconciliation: the serving index against what is current, exact to the id, beside running writers.
+
+The index is read first and rows second, by bucket digests, and ids only where they differ. Reported is what a second look
+still shows. What is missing or wrong is upserted from the cache; what is too much gets a tombstone: only the vector GC deletes.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+from uuid import UUID
+
+from kb_pipeline.engine import Engine, Progress, silent
+from kb_pipeline.errors import KbError, Rejected
+from kb_pipeline.model import Bucket, IndexRef, Json, VectorEntry
+from kb_pipeline.ports import VectorIndex
+from kb_pipeline.stages.embed import embed_texts
+from kb_pipeline.store import digests, embeddings, spaces
+from kb_pipeline.store.database import Connection, retried, transaction
+from kb_pipeline.store.digests import Stray
+from kb_pipeline.store.publications import Wanted
+from kb_pipeline.store.spaces import Space
+
+T = TypeVar("T")
+GROUP = 10_000  # ids of an index that are held at a time
+SLICE = 2000  # vectors a call of the index
+SAMPLES = 20  # of each kind
+
+
+@dataclass(slots=True)
+class ReconcileReport:
+    """``repaired`` counts what a third look does not show any more; orphans are then waiting for the vector GC."""
+
+    space: str
+    chunks: int = 0  # current ones
+    vectors: int = 0  # that the index holds, for whatever reason
+    missing: int = 0
+    orphaned: int = 0
+    wrong: int = 0
+    repaired: int = 0
+    waiting: int = 0  # held, and condemned already: no difference
+    embedded: int = 0  # texts whose vector was not even in the cache
+    samples: dict[str, list[Json]] = field(default_factory=lambda: {"missing": [], "orphaned": [], "wrong": []})
+    error: KbError | None = None  # why a text could not be embedded
+
+    @property
+    def remaining(self) -> int:
+        return self.missing + self.orphaned + self.wrong - self.repaired
+
+
+@dataclass(slots=True)
+class _Look:
+    missing: dict[UUID, Wanted] = field(default_factory=dict)
+    wrong: dict[UUID, Wanted] = field(default_factory=dict)
+    orphaned: dict[UUID, Stray] = field(default_factory=dict)
+    waiting: int = 0
+
+    def __len__(self) -> int:
+        return len(self.missing) + len(self.wrong) + len(self.orphaned)
+
+    def of(self, earlier: "_Look") -> "_Look":
+        """What the earlier look has shown as well, word for word: a row that moved in between is none of it."""
+        return _Look(
+            {i: w for i, w in self.missing.items() if i in earlier.missing},
+            {i: w for i, w in self.wrong.items() if earlier.wrong.get(i) == w},
+            {i: s for i, s in self.orphaned.items() if i in earlier.orphaned},
+            self.waiting,
+        )
+
+
+def reconcile(
+    engine: Engine, space: Space, *, repair: bool = True, progress: Callable[[Progress], None] = silent
+) -> ReconcileReport:
+    """Compare, and repair unless told not to. Raises what the index raises, Transient while the space serves none."""
+    with transaction(engine.pool) as c:
+        ref = spaces.serving_index(c, space.id)
+    held = engine.index(space).digest(ref)
+    rows = _rows(engine, space, lambda c, shard: digests.row_digest(c, space.id, shard))
+    report = ReconcileReport(space.key, sum(b.count for b in rows.values()), sum(b.count for b in held.values()))
+    differing = sorted(b for b in held.keys() | rows.keys() if held.get(b) != rows.get(b))
+    done = 0
+    for group in _groups(differing, held, rows):
+        _reconcile_group(engine, space, ref, group, repair, report)
+        done += len(group)
+        progress(Progress("comparing", done, len(differing)))
+    _name_samples(engine, report)
+    return report
+
+
+def _reconcile_group(
+    engine: Engine, space: Space, ref: IndexRef, buckets: Sequence[int], repair: bool, report: ReconcileReport
+) -> None:
+    last = _look(engine, space, ref, buckets)
+    if last:
+        last = found = _look(engine, space, ref, buckets).of(last)
+        _count(report, found)
+        if found and repair:
+            _condemn(engine, space, ref, list(found.orphaned.values()))
+            _upsert(engine, space, ref, [*found.missing.values(), *found.wrong.values()], report)
+            last = _look(engine, space, ref, buckets).of(found)
+            report.repaired += len(found) - len(last)
+    report.waiting += last.waiting
+
+
+def _look(engine: Engine, space: Space, ref: IndexRef, buckets: Sequence[int]) -> _Look:
+    """R1 and R2 for some buckets: ids of the index, rows after them."""
+    held: dict[UUID, int] = {}
+    for bucket in buckets:
+        held |= engine.index(space).ids(ref, bucket)
+
+    def read(c: Connection, shard: int) -> tuple[dict[UUID, Wanted], list[Stray]]:
+        wanted = {w.vec_id: w for w in digests.current_in(c, space.id, shard, buckets)}
+        extra = [i for i in held if i not in wanted]
+        return wanted, digests.strays(c, space.id, shard, ref.index_id, extra) if extra else []
+
+    wanted, strays = _rows(engine, space, read)
+    unneeded = [s for s in strays if not s.needed]
+    return _Look(
+        {i: w for i, w in wanted.items() if i not in held},
+        {i: w for i, w in wanted.items() if held.get(i, w.checksum) != w.checksum},
+        {s.vec_id: s for s in unneeded if not s.condemned},
+        sum(s.condemned for s in unneeded),
+    )
+
+
+def _rows(engine: Engine, space: Space, work: Callable[[Connection, int], T]) -> T:
+    """One transaction on the space's partitioned rows: the shared lock, then the shard. Raises Rejected without the space."""
+
+    def run() -> T:
+        with transaction(engine.pool) as c:
+            shard = spaces.lock_shared(c, space)
+            if shard is None:
+                raise Rejected(f"space {space.key!r} is being removed", code="no_space")
+            return work(c, shard)
+
+    return retried(run)
+
+
+def _groups(differing: Sequence[int], *sides: Mapping[int, Bucket]) -> Iterator[list[int]]:
+    """Buckets that together hold at most GROUP ids on either side, so that memory does not grow with the space."""
+    group: list[int] = []
+    size = 0
+    for bucket in differing:
+        n = max(side[bucket].count for side in sides if bucket in side)
+        if group and size + n > GROUP:
+            yield group
+            group, size = [], 0
+        group.append(bucket)
+        size += n
+    if group:
+        yield group
+
+
+# --- repair -----------------------------------------------------------------------------------------------------------
+
+
+def _condemn(engine: Engine, space: Space, ref: IndexRef, found: Sequence[Stray]) -> None:
+    if found:
+        _rows(engine, space, lambda c, _: digests.condemn(c, space.id, ref.index_id, found))
+
+
+def _upsert(engine: Engine, space: Space, ref: IndexRef, wanted: Sequence[Wanted], report: ReconcileReport) -> None:
+    """R3, from the cache. A chunk whose document moves on meanwhile gets at most a dead id back, which nobody can see."""
+    index: VectorIndex = engine.index(space)
+    for start in range(0, len(wanted), SLICE):
+        part = wanted[start : start + SLICE]
+        vectors = _vectors(engine, space, ref, part)
+        if without := [w.chunk_id for w in part if w.chunk_id not in vectors]:
+            _embed(engine, space, without, report)
+            vectors |= _vectors(engine, space, ref, [w for w in part if w.chunk_id not in vectors])
+        index.upsert(ref, [_entry(w, vectors[w.chunk_id]) for w in part if w.chunk_id in vectors])
+
+
+def _vectors(engine: Engine, space: Space, ref: IndexRef, wanted: Sequence[Wanted]) -> dict[int, bytes]:
+    ids = [w.chunk_id for w in wanted]
+    rows = _rows(engine, space, lambda c, shard: embeddings.vectors_of(c, space.id, shard, ref.model_id, ids))
+    return {r.chunk_id: bytes(r.vector) for r in rows}
+
+
+def _entry(w: Wanted, vector: bytes) -> VectorEntry:
+    return VectorEntry(w.vec_id, w.chunk_id, w.doc_id, vector, w.acl, w.acl_seq, w.checksum, w.bucket)
+
+
+def _embed(engine: Engine, space: Space, chunk_ids: Sequence[int], report: ReconcileReport) -> None:
+    """Exactly these texts, under a claim as any worker takes it. Texts that another process has claimed are left to it."""
+
+    def claim(c: Connection, shard: int) -> tuple[int, list[tuple[bytes, str]]]:
+        texts = dict(embeddings.texts(c, space.id, shard, chunk_ids))
+        token, mine = embeddings.claim(c, space.model_id, list(texts), engine.limits.lease_seconds)
+        return token, [(h, t) for h, t in texts.items() if h in mine]
+
+    token, texts = _rows(engine, space, claim)
+    try:
+        for part in embed_texts(engine.embedder(space), texts):
+            report.error = next(iter(part.errors.values()), report.error)
+            vectors = part.vectors
+            if vectors:
+                report.embedded += _rows(engine, space, lambda c, _: embeddings.store(c, space.model_id, token, vectors))  # noqa: B023
+    finally:
+        _rows(engine, space, lambda c, _: embeddings.give_back(c, space.model_id, token))
+
+
+# --- what is told -----------------------------------------------------------------------------------------------------
+
+
+def _count(report: ReconcileReport, found: _Look) -> None:
+    report.missing += len(found.missing)
+    report.orphaned += len(found.orphaned)
+    report.wrong += len(found.wrong)
+    kinds: dict[str, list[Wanted] | list[Stray]] = {
+        "missing": list(found.missing.values()),
+        "orphaned": list(found.orphaned.values()),
+        "wrong": list(found.wrong.values()),
+    }
+    for kind, entries in kinds.items():
+        samples = report.samples[kind]
+        for x in entries[: SAMPLES - len(samples)]:
+            samples.append({"vec_id": str(x.vec_id), "chunk_id": x.chunk_id or None, "document_id": x.doc_id or None})
+
+
+def _name_samples(engine: Engine, report: ReconcileReport) -> None:
+    shown = [s for samples in report.samples.values() for s in samples]
+    ids = sorted({s["document_id"] for s in shown if s["document_id"]})
+    if ids:
+        with transaction(engine.pool) as c:
+            names = digests.external_ids(c, ids)
+        for sample in shown:
+            sample["external_id"] = names.get(sample["document_id"])
