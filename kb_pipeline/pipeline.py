@@ -76,7 +76,7 @@ def ingest(
     With one node only, finished tasks go back to the queue, where the next node's run finds them.
     """
     report = IngestReport()
-    retried(lambda: _ensure_log(engine))
+    retried(lambda: _ensure_log(engine), idempotent=True)
     while limit is None or report.tasks < limit:
         wanted = engine.limits.batch_size if limit is None else min(engine.limits.batch_size, limit - report.tasks)
         claims, left = retried(lambda wanted=wanted: _claim(engine, space, wanted, nodes))  # type: ignore[misc]
@@ -152,7 +152,7 @@ def _give_back(engine: Engine, space: Space, claims: Sequence[Claim]) -> None:
             tasks.give_back(c, tasks.fence(c, space, claims).claims)
 
     if claims:
-        retried(give_back)
+        retried(give_back, idempotent=True)
 
 
 def _by_bytes(claims: Sequence[Claim], limit: int) -> Iterator[list[Claim]]:
@@ -182,7 +182,7 @@ def _heartbeat(engine: Engine, claims: Sequence[Claim]) -> Iterator[None]:
     def beat() -> None:
         while not stop.wait(engine.limits.lease_seconds / 3):
             try:
-                retried(renew)
+                retried(renew, idempotent=True)
             except Transient as e:
                 log.warning("heartbeat: %s", e.message)
 

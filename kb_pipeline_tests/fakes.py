@@ -200,8 +200,9 @@ class MemoryIndex:
     def delete(self, ref: IndexRef, vec_ids: Sequence[UUID]) -> None:
         self.gate.pass_through()
         rows = self._rows(ref)
-        for vec_id in () if self.drops_deletes else vec_ids:
-            rows.pop(vec_id, None)
+        with self._lock:
+            for vec_id in () if self.drops_deletes else vec_ids:
+                rows.pop(vec_id, None)
 
     def search(self, ref: IndexRef, vector: NDArray[np.float32], k: int, acl: Sequence[int] | None) -> list[Candidate]:
         with self._lock:
@@ -216,13 +217,13 @@ class MemoryIndex:
 
     def digest(self, ref: IndexRef) -> dict[int, Bucket]:
         found: dict[int, Bucket] = {}
-        for e in self._rows(ref).values():
+        for e in list(self._rows(ref).values()):
             old = found.get(e.bucket, Bucket(0, 0))
             found[e.bucket] = Bucket(old.count + 1, old.checksum_sum + e.checksum)
         return found
 
     def ids(self, ref: IndexRef, bucket: int) -> dict[UUID, int]:
-        return {e.vec_id: e.checksum for e in self._rows(ref).values() if e.bucket == bucket}
+        return {e.vec_id: e.checksum for e in list(self._rows(ref).values()) if e.bucket == bucket}
 
     def drop(self, ref: IndexRef) -> int:
         if self.down:

@@ -1,6 +1,7 @@
 """The ``kb`` command: global options, the list of commands, and what becomes of errors.
 
-Exit codes: 0 done; 1 could not; 2 wrong usage; 3 done, but some documents failed; 4 done, but deletions wait for approval.
+Exit codes: 0 done; 1 could not; 2 wrong usage; 3 done, but some documents failed, or differences remain; 4 done, but deletions
+wait for approval.
 """
 
 import logging
@@ -15,7 +16,7 @@ from typing import Annotated
 import typer
 
 from kb_pipeline import __version__
-from kb_pipeline.cli import demo, doc, init, search, source, space, status, sync, task, up
+from kb_pipeline.cli import answer, demo, doc, init, search, source, space, status, sync, task, up, upkeep
 from kb_pipeline.cli.output import Output, forgive_encodings, printable
 from kb_pipeline.cli.session import COULD_NOT, USAGE, Session
 from kb_pipeline.errors import KbError, Misconfigured, MissingExtra
@@ -24,8 +25,10 @@ app = typer.Typer(
     name="kb", help="Keeps retrieval knowledge bases true.", add_completion=False, rich_markup_mode=None, no_args_is_help=True,
     pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]},
 )  # fmt: skip
-for module in (init, demo, up, sync, search, status):
+for module in (init, demo, up, sync, search, answer, status):
     app.command(module.NAME)(module.command)
+for name, command in upkeep.COMMANDS.items():
+    app.command(name)(command)
 for noun in (space, source, task, doc):
     app.add_typer(noun.app, name=noun.NAME)
 

@@ -1,18 +1,22 @@
-"""``kb search``: a question, and the chunks that answer it."""
+"""``kb search``: a question, and the chunks that answer it, now or as of an earlier time."""
 
+import re
 from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kb_pipeline.cli.output import Output, excerpt
 from kb_pipeline.cli.session import session_of
+from kb_pipeline.errors import Misconfigured
 from kb_pipeline.model import Json
 
 if TYPE_CHECKING:
     from kb_pipeline.model import Answer
 
 NAME = "search"
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
 def command(
@@ -23,21 +27,35 @@ def command(
     principals: Annotated[
         list[str], typer.Option("--as", metavar="PRINCIPAL", help="Search as this user or group; several: as all of them.")
     ] = [],  # noqa: B006
+    at: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="What was found then: 2h or 3d ago, or 2026-05-01T10:00+08:00; no zone: this one's."),
+    ] = None,
 ) -> None:
     """The best chunks for a question. Without --as only what everybody may read."""
+    from kb_pipeline.as_of import as_of
     from kb_pipeline.search import search
 
     session = session_of(ctx)
+    then, note = (None, "") if at is None else time_of(at, datetime.now(UTC))
     with session.app() as opened:
-        answer = search(opened.engine, opened.space(space), " ".join(question), k=k, principals=principals)
+        owner, asked = opened.space(space), " ".join(question)
+        if then is None:
+            answer = search(opened.engine, owner, asked, k=k, principals=principals)
+        else:
+            answer = as_of(opened.engine, owner, asked, then, k=k, principals=principals)
+    if note:
+        session.out.hint(note)
     found = answer_document(answer)
     if not session.out.document(found):
         for hit in found["hits"]:
             tell_hit(session.out, hit, lines=4)
         if not found["hits"]:
+            found_in = f"space {space} at that time" if then else f"space {space}"
             session.out.line(
-                f"Nothing found in space {space}. kb status {space} shows what it holds; --as PRINCIPAL what is not public"
+                f"Nothing found in {found_in}. kb status {space} shows what it holds; --as PRINCIPAL what is not public"
             )
+        tell_withheld(session.out, found)
 
 
 def answer_document(answer: "Answer") -> Json:
@@ -46,9 +64,30 @@ def answer_document(answer: "Answer") -> Json:
         "question": answer.question,
         "at": answer.at,
         "hits": [asdict(h) for h in answer.hits],
+        "withheld": answer.withheld,
     }
 
 
 def tell_hit(out: Output, hit: Json, *, lines: int = 2) -> None:
     out.line(f"{hit['score']:.3f}  {hit['external_id']}{''.join(f' > {t}' for t in hit['title_path'])}", style="bold")
     out.line(f"       {excerpt(hit['text'], 100 * lines)}")
+
+
+def tell_withheld(out: Output, found: Json) -> None:
+    if found["withheld"]:
+        out.line(f"{found['withheld']} withheld: deleted, hidden or not permitted since")
+
+
+def time_of(text: str, now: datetime) -> tuple[datetime, str]:
+    """A time with its zone, and what to tell about how ``text`` was read. Raises Misconfigured."""
+    try:
+        if re.fullmatch(r"(\d+[smhdw])+", text):
+            return now - sum((timedelta(**{_UNITS[u]: int(n)}) for n, u in re.findall(r"(\d+)(.)", text)), timedelta()), ""
+        given = datetime.fromisoformat(text)
+        local = given.astimezone()
+    except (ValueError, OverflowError) as e:
+        raise Misconfigured(
+            f"--at {text}: write a time as 2026-05-01T10:00+08:00 or 2026-05-01T02:00Z, or how long ago: 90s, 15m, 2h, 3d, 1w",
+            code="bad_time",
+        ) from e
+    return local, f"--at {text} has no zone: read as {local.isoformat()}" if given.tzinfo is None else ""

@@ -108,8 +108,7 @@ def _tell_what_remains(out: Output, report: "ReconcileReport", *, report_only: b
     if report.error is not None:
         out.hint(f"a text could not be embedded: {report.error.message} [{report.error.code}]")
     if report.remaining:
-        again = f"kb reconcile {report.space}"
-        out.hint(f"{counted(report.remaining, 'difference', 'left')}: {f'to repair, {again}' if report_only else f'later, {again}'}")
-    orphans = report.waiting
-    if orphans:
-        out.hint(f"{counted(orphans, 'vector', 'condemned')} and not erased yet: kb gc {report.space}")
+        when = "to repair" if report_only else "later"
+        out.hint(f"{counted(report.remaining, 'difference', 'left')}: {when}, kb reconcile {report.space}")
+    if report.waiting:
+        out.hint(f"{counted(report.waiting, 'vector', 'waiting')} to be erased: kb gc {report.space}")

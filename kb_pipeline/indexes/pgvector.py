@@ -6,7 +6,8 @@ Needs pgvector 0.7 or later (halfvec), 0.8 for filtered search in large spaces (
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 from uuid import UUID
 
@@ -25,6 +26,9 @@ from kb_pipeline.statements import load_statements
 SQL = load_statements(__package__, "pgvector.sql")
 _COLUMNS = ("uuid", "int8", "int8", "int8", "int4", "int2", "int4[]", "bytea")
 OLDEST = (0, 7)
+Connection = psycopg.Connection[Any]
+Pool = ConnectionPool[Connection]
+DEAD_SHARE = 0.1
 
 
 class Config(BaseModel):
@@ -38,13 +42,13 @@ class Config(BaseModel):
 class PgVectorIndex:
     """The pool must lead to the database of the chunks: both sides are compared in one snapshot."""
 
-    def __init__(self, config: Config, pool: ConnectionPool[psycopg.Connection[Any]]) -> None:
+    def __init__(self, config: Config, pool: Pool) -> None:
         self._config = config
         self._pool = pool
 
     def ensure(self, ref: IndexRef) -> None:
         """Extension and tables of the model. Raises Misconfigured naming what the operator has to do."""
-        with self._pool.connection() as c:
+        with _connected(self._pool) as c:
             self._require_extension(c)
             c.execute(SQL.ensure_table, {"model": ref.model_id, "dimension": ref.dimension})
 
@@ -74,7 +78,7 @@ class PgVectorIndex:
         """Exact unless the planner takes the space's own HNSW; a filter that leaves few rows is always exact."""
         query = "[" + ",".join(f"{x:.6g}" for x in vector.astype("<f2")) + "]"
         acl_list = None if acl is None else list(acl)
-        with self._pool.connection() as c, c.transaction():
+        with _connected(self._pool) as c, c.transaction():
             shard = self._shard(c, ref)
             c.execute(SQL.search_settings, {"ef": str(max(self._config.ef_search, min(k, 1000)))})
             if acl_list is not None:
@@ -86,17 +90,20 @@ class PgVectorIndex:
                     c.execute(SQL.exact)
             where = {"shard": shard, "space": ref.space_id, "index": ref.index_id, "q": query, "k": k, "acl": acl_list}
             rows = c.execute(_named(SQL.search, ref, dimension=ref.dimension), where).fetchall()
+        rows.sort(key=lambda r: -r.score)  # an iterative scan gives them in nearly this order
         return [Candidate(r.vec_id, r.chunk_id, r.doc_id, r.score) for r in rows]
 
     def digest(self, ref: IndexRef) -> dict[int, Bucket]:
         return {r.bucket: Bucket(r.n, int(r.total)) for r in self._read(ref, SQL.digest)}
 
     def ids(self, ref: IndexRef, bucket: int) -> dict[UUID, int]:
-        return {r.vec_id: r.ck for r in self._read(ref, SQL.ids, bucket=bucket)}
+        first = bucket << 116  # the bucket is the first 12 bits: a range of the primary key
+        low, high = UUID(int=first), UUID(int=first | (1 << 116) - 1)
+        return {r.vec_id: r.ck for r in self._read(ref, SQL.ids, low=low, high=high)}
 
     def drop(self, ref: IndexRef) -> int:
         """Delete this index's rows in batches, in every shard it was ever in. The tables are shared by spaces and stay."""
-        with self._pool.connection() as c:
+        with _connected(self._pool) as c:
             if c.execute(SQL.table_exists, {"name": _table(ref)}).fetchone().found is None:  # type: ignore[union-attr]
                 return 0
             for row in c.execute(SQL.shards, {"space": ref.space_id}).fetchall():
@@ -107,45 +114,87 @@ class PgVectorIndex:
 
     def settle(self, ref: IndexRef) -> bool:
         """HNSW on the space's own leaf, built once after the bulk load and beside writers. False: it is small, or built."""
-        with self._pool.connection() as c:
-            row = c.execute(SQL.own_shard, {"space": ref.space_id}).fetchone()
-            if row is None:
-                return False
-            c.commit()
-            leaf = f"{_table(ref)}_{row.shard}"
-            c.autocommit = True
-            try:
-                return self._build(c, ref, leaf)
-            finally:
-                c.autocommit = False
+        with self._own_leaf(ref) as (c, leaf):
+            return leaf is not None and self._build(c, ref, leaf)
 
-    def _build(self, c: psycopg.Connection[Any], ref: IndexRef, leaf: str) -> bool:
+    def compact(self, ref: IndexRef) -> bool:
+        """Rebuild the HNSW once a tenth of its rows is dead: VACUUM alone takes longer over each deleted row than a rebuild.
+
+        ANALYZE counts the dead: it sees the line pointers that a vacuum without index cleanup has left.
+        """
+        with self._own_leaf(ref) as (c, leaf):
+            if (
+                leaf is None
+                or (state := c.execute(SQL.index_state, {"name": f"{leaf}_hnsw"}).fetchone()) is None
+                or not state.valid
+            ):
+                return False
+            for left in c.execute(SQL.leftovers, {"name": f"{leaf}_hnsw"}).fetchall():  # of a rebuild that was killed
+                c.execute(Sql(SQL.drop_index).format(name=Identifier(left.name)))
+            c.execute(Sql(SQL.count_dead).format(leaf=Identifier(leaf)))
+            if not c.execute(SQL.is_dead, {"name": leaf, "share": DEAD_SHARE}).fetchone().much:  # type: ignore[union-attr]
+                return False
+            c.execute(Sql(SQL.rebuild).format(name=Identifier(f"{leaf}_hnsw")))
+            c.execute(Sql(SQL.vacuum).format(leaf=Identifier(leaf)))
+            return True
+
+    @contextmanager
+    def _own_leaf(self, ref: IndexRef) -> Iterator[tuple[Connection, str | None]]:
+        """A connection outside of a transaction, and the leaf that belongs to the space alone; None if there is none.
+
+        None also while another process is at it: builds on one leaf wait for each other's snapshots, a deadlock. The lock
+        is an open transaction's, so that it works behind a transaction pooler and ends with its process.
+        """
+        with _connected(self._pool) as guard:
+            row = guard.execute(SQL.own_shard, {"space": ref.space_id}).fetchone()
+            # Without parameters, as a simple query: an open portal would keep its snapshot, and the build would wait for that.
+            alone = Sql(SQL.alone).format(space=Sql(str(int(ref.space_id))))
+            if row is None or not guard.execute(alone).fetchone().alone:  # type: ignore[union-attr]
+                yield guard, None
+                return
+            with _connected(self._pool) as c:
+                c.autocommit = True
+                try:
+                    yield c, f"{_table(ref)}_{row.shard}"
+                finally:
+                    if not c.closed:
+                        c.autocommit = False
+
+    def _build(self, c: Connection, ref: IndexRef, leaf: str) -> bool:
         name = f"{leaf}_hnsw"
         state = c.execute(SQL.index_state, {"name": name}).fetchone()
-        if state is not None and state.valid:
+        if state is not None and (state.valid or state.building):  # a killed client does not stop the server's build
             return False
         if state is not None:  # a build that was killed
-            c.execute(Sql("DROP INDEX CONCURRENTLY IF EXISTS {}").format(Identifier(name)))
+            c.execute(Sql(SQL.drop_index).format(name=Identifier(name)))
         c.execute(Sql(SQL.no_index_cleanup).format(leaf=Identifier(leaf)))
         options = {"m": Sql(str(int(self._config.m))), "ef": Sql(str(int(self._config.ef_construction)))}
         c.execute(Sql(SQL.build).format(name=Identifier(name), leaf=Identifier(leaf), **options))
+        c.execute(Sql(SQL.analyze).format(leaf=Identifier(leaf)))  # without statistics the planner sorts the whole leaf
         return True
 
     def _read(self, ref: IndexRef, statement: Any, **values: Any) -> list[Any]:
-        with self._pool.connection() as c, c.transaction():
+        with _connected(self._pool) as c, c.transaction():
             where = {"shard": self._shard(c, ref), "space": ref.space_id, "index": ref.index_id, **values}
             return c.execute(_named(statement, ref), where).fetchall()
 
-    def _shard(self, c: psycopg.Connection[Any], ref: IndexRef) -> int:
+    def _shard(self, c: Connection, ref: IndexRef) -> int:
         row = c.execute(SQL.living, {"space": ref.space_id, "index": ref.index_id}).fetchone()
         if row is None:
             raise StateError(f"index {ref.name} is gone", code="index_gone")
         return int(row.shard)
 
-    def _writing(self, ref: IndexRef) -> "_Writing":
-        return _Writing(self._pool, ref)
+    @contextmanager
+    def _writing(self, ref: IndexRef) -> Iterator[tuple[Connection, int]]:
+        """The transaction of one write, and the shard: shared space lock, then the living index row FOR SHARE."""
+        with _connected(self._pool) as c:
+            c.execute(SQL.lock_space, {"space": ref.space_id})
+            row = c.execute(SQL.lock_living, {"space": ref.space_id, "index": ref.index_id}).fetchone()
+            if row is None:
+                raise StateError(f"index {ref.name} is gone", code="index_gone")
+            yield c, int(row.shard)
 
-    def _require_extension(self, c: psycopg.Connection[Any]) -> None:
+    def _require_extension(self, c: Connection) -> None:
         row = c.execute(SQL.extension).fetchone()
         installed, available = (row.installed, row.available) if row else (None, None)
         if installed is None and available is None:
@@ -171,31 +220,16 @@ class PgVectorIndex:
                 ) from e
 
 
-class _Writing:
-    """The transaction of one write: shared space lock, living index row FOR SHARE, then the shard."""
-
-    def __init__(self, pool: ConnectionPool[psycopg.Connection[Any]], ref: IndexRef) -> None:
-        self._lease = pool.connection()
-        self._ref = ref
-
-    def __enter__(self) -> tuple[psycopg.Connection[Any], int]:
-        c = self._lease.__enter__()
-        try:
-            c.execute(SQL.lock_space, {"space": self._ref.space_id})
-            row = c.execute(SQL.lock_living, {"space": self._ref.space_id, "index": self._ref.index_id}).fetchone()
-            if row is None:
-                raise StateError(f"index {self._ref.name} is gone", code="index_gone")
-        except BaseException as e:
-            self._lease.__exit__(type(e), e, e.__traceback__)
-            raise
-        return c, int(row.shard)
-
-    def __exit__(self, kind: Any, value: Any, trace: Any) -> None:
-        self._lease.__exit__(kind, value, trace)
-        if isinstance(value, psycopg.errors.DiskFull):
-            raise Fatal("the vector index's disk is full", code="index_full") from value
-        if isinstance(value, psycopg.OperationalError):
-            raise Transient(f"vector index: {type(value).__name__}", code="index_down") from value
+@contextmanager
+def _connected(pool: Pool) -> Iterator[Connection]:
+    """A connection whose vendor errors come out as ours."""
+    try:
+        with pool.connection() as c:
+            yield c
+    except psycopg.errors.DiskFull as e:
+        raise Fatal("the vector index's disk is full: free some space and run the same command again", code="index_full") from e
+    except psycopg.OperationalError as e:
+        raise Transient(f"vector index: {type(e).__name__}", code="index_down") from e
 
 
 def _table(ref: IndexRef) -> str:

@@ -63,7 +63,8 @@ SELECT bucket, count(*) AS n, sum(ck::bigint) AS total FROM {table}
 WHERE shard = %(shard)s::int AND space_id = %(space)s AND index_id = %(index)s GROUP BY bucket
 
 -- name: ids
-SELECT vec_id, ck FROM {table} WHERE shard = %(shard)s::int AND space_id = %(space)s AND index_id = %(index)s AND bucket = %(bucket)s::smallint
+SELECT vec_id, ck FROM {table}
+WHERE shard = %(shard)s::int AND vec_id BETWEEN %(low)s::uuid AND %(high)s::uuid AND space_id = %(space)s AND index_id = %(index)s
 
 -- name: shards
 SELECT shard FROM kb_space WHERE id = %(space)s UNION SELECT left_shard FROM kb_space WHERE id = %(space)s AND left_shard IS NOT NULL
@@ -78,11 +79,38 @@ SELECT count(*) AS n FROM {table} WHERE space_id = %(space)s AND index_id = %(in
 -- name: own_shard
 SELECT s.shard FROM kb_space s JOIN kb_shard h ON h.shard = s.shard WHERE s.id = %(space)s AND h.state = 'OWNED' AND h.space_id = s.id
 
+-- name: alone
+SELECT pg_try_advisory_xact_lock(3, {space}) AS alone
+
 -- name: index_state
-SELECT i.indisvalid AS valid FROM pg_class c JOIN pg_index i ON i.indexrelid = c.oid WHERE c.relname = %(name)s
+SELECT i.indisvalid AS valid, EXISTS (SELECT FROM pg_stat_progress_create_index p WHERE p.index_relid = i.indexrelid) AS building
+FROM pg_class c JOIN pg_index i ON i.indexrelid = c.oid WHERE c.relname = %(name)s
 
 -- name: no_index_cleanup
 ALTER TABLE {leaf} SET (vacuum_index_cleanup = off)
 
 -- name: build
 CREATE INDEX CONCURRENTLY {name} ON {leaf} USING hnsw (v halfvec_cosine_ops) WITH (m = {m}, ef_construction = {ef})
+
+-- name: analyze
+ANALYZE {leaf}
+
+-- name: drop_index
+DROP INDEX CONCURRENTLY IF EXISTS {name}
+
+-- name: leftovers
+SELECT c.relname AS name FROM pg_class c JOIN pg_index i ON i.indexrelid = c.oid
+WHERE NOT i.indisvalid AND (starts_with(c.relname, %(name)s || '_ccnew') OR starts_with(c.relname, %(name)s || '_ccold'))
+  AND NOT EXISTS (SELECT FROM pg_stat_progress_create_index p WHERE p.index_relid = i.indexrelid)
+
+-- name: count_dead
+ANALYZE {leaf} (shard)
+
+-- name: is_dead
+SELECT n_dead_tup > %(share)s * (n_live_tup + n_dead_tup) AS much FROM pg_stat_all_tables WHERE relid = %(name)s::regclass
+
+-- name: rebuild
+REINDEX INDEX CONCURRENTLY {name}
+
+-- name: vacuum
+VACUUM (INDEX_CLEANUP ON) {leaf}

@@ -24,7 +24,7 @@ ROUNDS = 3
 
 def delete_space(engine: Engine, space: Space) -> dict[str, int]:
     """Remove a space and everything of it. Returns the residue by kind, all zero; call it again if it was interrupted."""
-    retried(lambda: _begin(engine, space))
+    retried(lambda: _begin(engine, space), idempotent=True)
     residue: dict[str, int] = {}
     for _ in range(ROUNDS):
         _drop_indexes(engine, space)

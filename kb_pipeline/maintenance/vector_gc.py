@@ -38,7 +38,7 @@ def _decide(engine: Engine, space: Space) -> None:
                 erasure.decide(c, space.id, shard, due)
                 return due
 
-        due = retried(decide)
+        due = retried(decide, idempotent=True)
         if not due:
             return
         seen.update(due)
@@ -70,4 +70,4 @@ def _confirm(engine: Engine, space: Space, ref: IndexRef, gone: list[UUID], stil
             if shard is not None:
                 erasure.confirm_dead(c, space.id, shard, ref.index_id, gone, still)
 
-    retried(confirm)
+    retried(confirm, idempotent=True)

@@ -6,9 +6,10 @@ from datetime import datetime
 from kb_pipeline.engine import Engine
 from kb_pipeline.errors import Rejected, StateError
 from kb_pipeline.model import Chunk, Json
-from kb_pipeline.nodes.outcome import Outcome, commit, each
+from kb_pipeline.nodes.outcome import Outcome, commit, each, open_output
 from kb_pipeline.stages.chunk import CHUNKER_VERSION, chunk_blocks
 from kb_pipeline.stages.parse import decode_blocks
+from kb_pipeline.states import Node
 from kb_pipeline.store import chunks, versions
 from kb_pipeline.store.database import Connection, transaction
 from kb_pipeline.store.spaces import Space
@@ -32,7 +33,7 @@ def run(engine: Engine, space: Space, claims: Sequence[Claim], started: datetime
         path = stored[claim.doc_id].parsed_path
         if path is None:
             raise StateError(f"version {claim.version} has no parsed blocks")
-        with engine.blobs.open(path) as raw:
+        with open_output(engine, space, claim, path, Node.PARSER) as raw:
             parsed = decode_blocks(raw)
             cut[claim.doc_id] = list(chunk_blocks(parsed.blocks, parsed.title, params))
         if not cut[claim.doc_id]:

@@ -20,7 +20,7 @@ _POLL_SECONDS = 0.2
 
 
 def run(engine: Engine, space: Space, claims: Sequence[Claim], started: datetime) -> Outcome:
-    needed = retried(lambda: _needed(engine, space, claims))
+    needed = retried(lambda: _needed(engine, space, claims), idempotent=True)
     bad: dict[bytes, KbError] = {}
     embedded = 0
     for batch in _slices(needed):
@@ -80,8 +80,12 @@ def _ensure(engine: Engine, space: Space, claims: Sequence[Claim], batch: Sequen
     rows = {n.content_hash: n.chunk_id for n in batch}
     deadline = time.monotonic() + 2 * engine.limits.lease_seconds
     left = set(rows)
+    token = retried(lambda: _token(engine), idempotent=True)  # known before the claim, which may be lost on its way to us
     while left:
-        token, mine, texts = retried(lambda left=left: _claim(engine, space, {h: rows[h] for h in left}))  # type: ignore[misc]
+        mine, texts = retried(
+            lambda left=left: _claim(engine, space, token, {h: rows[h] for h in left}),  # type: ignore[misc]
+            idempotent=True,
+        )
         try:
             done, failed = _embed(engine, space, claims, token, texts)
         except BaseException:
@@ -106,15 +110,21 @@ def _give_back(engine: Engine, space: Space, token: int) -> None:
         embeddings.give_back(c, space.model_id, token)
 
 
-def _claim(engine: Engine, space: Space, rows: dict[bytes, int]) -> tuple[int, set[bytes], list[tuple[bytes, str]]]:
+def _token(engine: Engine) -> int:
+    with transaction(engine.pool) as c:
+        return embeddings.new_token(c)
+
+
+def _claim(engine: Engine, space: Space, token: int, rows: dict[bytes, int]) -> tuple[set[bytes], list[tuple[bytes, str]]]:
     with transaction(engine.pool) as c:
         shard = spaces.lock_shared(c, space)
         if shard is None:
-            return 0, set(), []
+            return set(), []
         known = embeddings.pin(c, space.model_id, list(rows))
-        token, mine = embeddings.claim(c, space.model_id, [h for h in rows if h not in known], engine.limits.lease_seconds)
+        hashes = [h for h in rows if h not in known]
+        _, mine = embeddings.claim(c, space.model_id, hashes, engine.limits.lease_seconds, token)
         texts = embeddings.texts(c, space.id, shard, [rows[h] for h in mine]) if mine else []
-        return token, mine | known, texts
+        return mine | known, texts
 
 
 def _embed(
@@ -126,7 +136,10 @@ def _embed(
     for part in embed_texts(engine.embedder(space), texts, wanted=lambda: alive) if texts else ():  # noqa: B023 (as it is then)
         errors |= part.errors
         if part.vectors:
-            alive = retried(lambda vectors=part.vectors: _store(engine, space, claims, token, vectors))  # type: ignore[misc]
+            alive = retried(
+                lambda vectors=part.vectors: _store(engine, space, claims, token, vectors),  # type: ignore[misc]
+                idempotent=True,
+            )
             count += len(part.vectors) if alive else 0
     return count, errors
 

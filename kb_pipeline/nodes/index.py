@@ -19,7 +19,7 @@ SLICE = 2000  # vectors a call of the index
 
 
 def run(engine: Engine, space: Space, claims: Sequence[Claim], started: datetime) -> Outcome:
-    ref, wanted, verified = retried(lambda: _prepare(engine, space, claims))
+    ref, wanted, verified = retried(lambda: _prepare(engine, space, claims), idempotent=True)
     errors: dict[int, KbError] = {}
     upserted = 0
     try:

@@ -5,11 +5,12 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from typing import BinaryIO
 
 from kb_pipeline.engine import Engine, Limits
 from kb_pipeline.errors import Fatal, KbError, Rejected, StateError, Transient
 from kb_pipeline.model import Json
-from kb_pipeline.states import next_node
+from kb_pipeline.states import Node, next_node
 from kb_pipeline.store import tasks
 from kb_pipeline.store.database import Connection, retried, transaction
 from kb_pipeline.store.spaces import Space
@@ -30,6 +31,16 @@ class Outcome:
     def add(self, **counts: int) -> None:
         for name, n in counts.items():
             self.counts[name] = self.counts.get(name, 0) + n
+
+
+class OutputLost(Transient):
+    """What an earlier node stored is not in the object store any more: ``node`` has to make it again."""
+
+    code = "blob_missing"
+
+    def __init__(self, message: str, node: Node) -> None:
+        super().__init__(message)
+        self.node = node
 
 
 def each(claims: Sequence[Claim], work: Callable[[Claim], None]) -> list[tuple[Claim, KbError]]:
@@ -66,7 +77,7 @@ def commit(
             tasks.fail(c, space.id, held.shard, failures, started)
             return Outcome([replace(x, node=next_node(x.node) or x.node) for x in going], failures)
 
-    outcome = retried(write)
+    outcome = retried(write, idempotent=True)
     outcome.error = next((e for e in bad.values() if isinstance(e, Transient | Fatal)), None)
     return outcome
 
@@ -83,7 +94,19 @@ def failure(error: KbError, claim: Claim, limits: Limits) -> Failure:
     asked = error.retry_after if isinstance(error, Transient) else None
     wait = min(limits.retry_max_seconds, limits.retry_base_seconds * 2**claim.retry_count)
     wait = max(wait, asked or 0.0) + random.uniform(0, limits.retry_base_seconds / 2)
-    return Failure(error.code, message, datetime.now(UTC) + timedelta(seconds=wait))
+    node = error.node if isinstance(error, OutputLost) else None
+    return Failure(error.code, message, datetime.now(UTC) + timedelta(seconds=wait), node)
+
+
+def open_output(engine: Engine, space: Space, claim: Claim, path: str, maker: Node) -> BinaryIO:
+    """An object that ``maker`` stored. Raises OutputLost where it can be made again, from this version's own content."""
+    try:
+        return engine.blobs.open(path)
+    except Rejected as e:
+        own = path.startswith(f"spaces/{space.id}/docs/{claim.doc_id}/v{claim.version}/")
+        if e.code != "blob_missing" or (maker is Node.FETCHER and not own):
+            raise  # the source does not have any more what an older version says
+        raise OutputLost(f"{e.message}. It is made again by the next try, from {maker} on", maker) from e
 
 
 def object_key(space: Space, claim: Claim) -> str:

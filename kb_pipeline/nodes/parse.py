@@ -7,8 +7,9 @@ from typing import BinaryIO
 from kb_pipeline.engine import Engine
 from kb_pipeline.errors import KbError, StateError
 from kb_pipeline.model import Json
-from kb_pipeline.nodes.outcome import Outcome, commit, each, object_key
+from kb_pipeline.nodes.outcome import Outcome, commit, each, object_key, open_output
 from kb_pipeline.stages.parse import encode_blocks, parse_document
+from kb_pipeline.states import Node
 from kb_pipeline.store import versions
 from kb_pipeline.store.database import Connection, transaction
 from kb_pipeline.store.spaces import Space
@@ -25,7 +26,7 @@ def run(engine: Engine, space: Space, claims: Sequence[Claim], started: datetime
         path = stored[claim.doc_id].raw_path
         if path is None:
             raise StateError(f"version {claim.version} has no original")
-        with engine.blobs.open(path) as raw:
+        with open_output(engine, space, claim, path, Node.FETCHER) as raw:
             parsed = encode_blocks(parse_document(raw, claim.external_id, engine.parser))
         key = object_key(space, claim)
         rows[claim.doc_id] = versions.ParsedVersion(

@@ -103,8 +103,7 @@ def get_answer(c: Connection, answer_id: int) -> Logged:
     row = c.execute(SQL.get, {"answer": answer_id}).fetchone()
     if row is None:
         raise Misconfigured(
-            f"no answer {answer_id}: kb search prints ids; answers are kept for a limited time, and only while KB_ANSWER_LOG "
-            "is on",
+            f"no answer {answer_id}: kb search --json tells the id. Answers are kept for a limited time, and only with KB_ANSWER_LOG",
             code="no_answer",
         )
     return Logged(*row)

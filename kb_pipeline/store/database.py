@@ -5,6 +5,7 @@
 
 import os
 import random
+import select
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from typing import Any, TypeVar
 
 import psycopg
 from psycopg.rows import namedtuple_row
-from psycopg_pool import ConnectionPool, PoolTimeout
+from psycopg_pool import ConnectionPool
 
 from kb_pipeline.errors import Fatal, Misconfigured, StateError, Transient
 from kb_pipeline.statements import load_statements
@@ -30,13 +31,33 @@ _RETRIED = (psycopg.errors.DeadlockDetected, psycopg.errors.LockNotAvailable, ps
 _TRIES = 8
 
 
+class ConnectionLost(Transient):
+    """The server ended a transaction's connection. ``in_commit``: while COMMIT was under way, so it may have happened or not."""
+
+    code = "database_down"
+
+    def __init__(self, message: str, *, in_commit: bool) -> None:
+        super().__init__(message)
+        self.in_commit = in_commit
+
+
 def open_pool(url: str, *, max_size: int = 8, application: str = "kb") -> Pool:
     """A pool whose connections return named tuples. Raises Misconfigured, Fatal when the server cannot be used."""
     kwargs = {"prepare_threshold": None, "row_factory": namedtuple_row, "application_name": application, "connect_timeout": 10}
     _probe(url, kwargs)
-    pool: Pool = ConnectionPool(url, min_size=1, max_size=max_size, kwargs=kwargs, open=False, name=application)
+    pool: Pool = ConnectionPool(
+        url, min_size=1, max_size=max_size, kwargs=kwargs, open=False, name=application, check=_still_open
+    )
     pool.open()
     return pool
+
+
+def _still_open(c: Connection) -> None:
+    """A server that restarts or cuts an idle connection says so on its socket: only then is asking worth a round trip."""
+    waiting = select.poll()
+    waiting.register(c.fileno(), select.POLLIN)
+    if waiting.poll(0):
+        ConnectionPool.check_connection(c)
 
 
 def _probe(url: str, kwargs: dict[str, Any]) -> None:
@@ -65,40 +86,55 @@ def connection(pool: Pool) -> Iterator[Connection]:
             finally:
                 if not c.closed and c.info.transaction_status == psycopg.pq.TransactionStatus.IDLE:
                     c.autocommit = False
-    except (psycopg.OperationalError, PoolTimeout) as e:
+    except psycopg.OperationalError as e:
         raise _translated(e) from e
 
 
 @contextmanager
 def transaction(pool: Pool) -> Iterator[Connection]:
     """One transaction with bounded waits. Vendor errors become Transient, so that the caller's work is tried again."""
+    c: Connection | None = None
+    in_commit = False
     try:
         with pool.connection() as c, c.transaction():
             c.execute(SQL.bound_waits, {"lock": LOCK_TIMEOUT, "statement": STATEMENT_TIMEOUT})
             yield c
+            in_commit = True
     except _RETRIED:
         raise
-    except (psycopg.OperationalError, PoolTimeout) as e:
+    except psycopg.OperationalError as e:
+        if c is not None and c.closed:
+            raise ConnectionLost(_sentence(e), in_commit=in_commit) from e
         raise _translated(e) from e
 
 
-def retried(work: Callable[[], T]) -> T:
-    """Run ``work`` again after a deadlock or a lock timeout: it must be one whole transaction."""
+def retried(work: Callable[[], T], *, idempotent: bool = False) -> T:
+    """Run ``work`` again after a deadlock, a lock timeout or a lost connection: it must be one whole transaction.
+
+    Where the loss hid the answer to COMMIT it runs again only if it is ``idempotent``: a second time changes nothing.
+    """
     for left in reversed(range(_TRIES)):
         try:
             return work()
         except _RETRIED as e:
             if not left:
                 raise Transient(f"the database was busy: {type(e).__name__} {_TRIES} times", code="database_busy") from e
-            time.sleep(random.uniform(0.05, 0.3))
+        except ConnectionLost as e:
+            if not left or (e.in_commit and not idempotent):
+                raise
+        time.sleep(random.uniform(0.05, 0.3))
     raise AssertionError("unreachable")
 
 
 def _translated(e: Exception) -> Transient | Fatal:
     if isinstance(e, psycopg.errors.DiskFull):
         return Fatal("the database's disk is full: free some space and run the same command again", code="database_full")
+    return Transient(_sentence(e), code="database_down")
+
+
+def _sentence(e: Exception) -> str:
     lines = str(e).strip().splitlines()
-    return Transient(f"database: {lines[0] if lines else type(e).__name__}", code="database_down")
+    return f"database: {lines[0] if lines else type(e).__name__}: check that its server runs, then run the same command again"
 
 
 def one(cursor: psycopg.Cursor[Any]) -> Any:

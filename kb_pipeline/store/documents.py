@@ -104,7 +104,7 @@ def record_bad(c: Connection, space_id: int, rows: Sequence[tuple[int, str, str]
 def delete_documents(c: Connection, space_id: int, shard: int, doc_ids: Sequence[int]) -> None:
     """DELETED, invisible, tasks fenced off, versions archived. Documents are locked by the caller; ERASE comes after it."""
     values = {"space": space_id, "shard": shard, "docs": list(doc_ids)}
-    for statement in (SQL.delete, SQL.delete_flags, SQL.delete_restated):
+    for statement in (SQL.delete, SQL.delete_flags):
         c.execute(statement, values)
     close_publications(c, doc_ids)
     for statement in (SQL.delete_tasks, SQL.delete_versions):

@@ -85,9 +85,6 @@ WHERE id = ANY(%(docs)s::bigint[])
 UPDATE kb_chunk_state SET in_current = false
 WHERE shard = %(shard)s::int AND space_id = %(space)s AND doc_id = ANY(%(docs)s::bigint[]) AND in_current
 
--- name: delete_restated
-DELETE FROM kb_chunk_restated WHERE doc_id = ANY(%(docs)s::bigint[])
-
 -- name: delete_tasks
 UPDATE ingestion_task SET status = 'CANCELED', attempt = attempt + 1, cancel_reason = 'document deleted', updated_at = clock_timestamp(),
     claimed_by = NULL, lease_until = NULL

@@ -31,9 +31,18 @@ def pin(c: Connection, model_id: int, hashes: Sequence[bytes]) -> set[bytes]:
     return {bytes(r.content_hash) for r in rows}
 
 
-def claim(c: Connection, model_id: int, hashes: Sequence[bytes], lease_seconds: int) -> tuple[int, set[bytes]]:
-    """E2: a token, and the hashes that are now ours to embed. The rest has a vector or another's claim."""
-    token = int(one(c.execute(SQL.token)).token)
+def new_token(c: Connection) -> int:
+    return int(one(c.execute(SQL.token)).token)
+
+
+def claim(
+    c: Connection, model_id: int, hashes: Sequence[bytes], lease_seconds: int, token: int | None = None
+) -> tuple[int, set[bytes]]:
+    """E2: a token, and the hashes that are now ours to embed. The rest has a vector or another's claim.
+
+    With the ``token`` of an earlier claim its hashes are ours again: it may have been made without our hearing of it.
+    """
+    token = new_token(c) if token is None else token
     values = {"model": model_id, "hashes": sorted(hashes), "token": token, "ttl": lease_seconds}
     mine = {bytes(r.content_hash) for r in c.execute(SQL.insert_claims, values)}
     mine |= {bytes(r.content_hash) for r in c.execute(SQL.take_over, values)}

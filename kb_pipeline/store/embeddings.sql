@@ -20,7 +20,7 @@ ON CONFLICT DO NOTHING RETURNING content_hash
 
 -- name: take_over
 WITH k AS (SELECT content_hash FROM kb_embedding WHERE model_id = %(model)s::int AND content_hash = ANY(%(hashes)s::bytea[])
-           AND vector IS NULL AND lease_until < clock_timestamp() ORDER BY content_hash FOR UPDATE SKIP LOCKED)
+           AND vector IS NULL AND (lease_until < clock_timestamp() OR token = %(token)s) ORDER BY content_hash FOR UPDATE SKIP LOCKED)
 UPDATE kb_embedding e SET token = %(token)s, lease_until = clock_timestamp() + %(ttl)s * interval '1 second' FROM k
 WHERE e.model_id = %(model)s::int AND e.content_hash = k.content_hash RETURNING e.content_hash
 

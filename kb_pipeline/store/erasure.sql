@@ -24,7 +24,7 @@ WITH kept AS (SELECT unnest(chunk_ids) AS id FROM kb_doc_version WHERE doc_id = 
      loose AS (SELECT s.id FROM kb_chunk_state s
                WHERE s.shard = %(shard)s::int AND s.space_id = %(space)s AND s.doc_id = ANY(%(docs)s::bigint[])
                  AND NOT EXISTS (SELECT FROM kept WHERE kept.id = s.id) ORDER BY s.id LIMIT %(limit)s::bigint),
-     gone AS (DELETE FROM kb_chunk_state s USING loose WHERE s.shard = %(shard)s::int AND s.id = loose.id AND s.space_id = %(space)s
+     gone AS (DELETE FROM kb_chunk_state s WHERE s.shard = %(shard)s::int AND s.id = ANY(ARRAY(SELECT id FROM loose)) AND s.space_id = %(space)s
               RETURNING s.id, s.doc_id, s.vec_id),
      texts AS (DELETE FROM kb_chunk c WHERE c.shard = %(shard)s::int AND c.id = ANY(ARRAY(SELECT id FROM gone)) AND c.space_id = %(space)s),
      retries AS (DELETE FROM vector_retry r USING gone WHERE r.shard = %(shard)s::int AND r.chunk_id = gone.id),

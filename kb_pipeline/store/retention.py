@@ -49,7 +49,7 @@ def archive(c: Connection, space_id: int, doc_ids: Sequence[int], retained: int,
 
 
 def with_unreferenced(c: Connection, space_id: int, shard: int, doc_ids: Sequence[int]) -> list[int]:
-    """Of these, documents with chunk rows that no PROCESSING or READY version refers to. ERASE decides again, behind the lock."""
+    """Of these, documents with chunk rows that no PROCESSING or READY version refers to. ERASE decides again, locked."""
     return [r.id for r in c.execute(SQL.unreferenced, {"space": space_id, "shard": shard, "docs": list(doc_ids)})]
 
 
@@ -91,9 +91,8 @@ def forget_logs(c: Connection, space_id: int, before: datetime) -> int | None:
 
 
 def forget_walks(c: Connection, space_id: int, before: datetime) -> int:
-    """What closed walks have seen, finished passes before then except each source's last, restated rows that nobody awaits."""
+    """What closed walks have seen, and finished passes before then except each source's last. How many passes."""
     c.execute(SQL.seen, {"space": space_id})
-    c.execute(SQL.restated, {"space": space_id})
     return c.execute(SQL.jobs, {"space": space_id, "before": before}).rowcount
 
 

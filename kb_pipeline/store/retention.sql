@@ -72,10 +72,6 @@ DELETE FROM sync_seen s USING sync_job j WHERE j.walk_id = s.walk_id AND j.space
 DELETE FROM sync_job j WHERE j.space_id = %(space)s AND j.status NOT IN ('PENDING', 'RUNNING') AND j.finished_at < %(before)s::timestamptz
   AND j.id < (SELECT max(l.id) FROM sync_job l WHERE l.source_id = j.source_id)
 
--- name: restated
-DELETE FROM kb_chunk_restated r WHERE r.space_id = %(space)s
-  AND EXISTS (SELECT FROM kb_doc_version v WHERE v.doc_id = r.doc_id AND v.version = r.version AND v.status NOT IN ('PROCESSING', 'READY', 'FAILED'))
-
 -- name: referenced
 SELECT DISTINCT u.path FROM kb_doc_version v CROSS JOIN LATERAL unnest(ARRAY[v.raw_path, v.parsed_path]) u (path)
 WHERE v.doc_id = ANY(%(docs)s::bigint[]) AND v.status IN ('PROCESSING', 'READY', 'FAILED') AND u.path IS NOT NULL

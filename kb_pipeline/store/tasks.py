@@ -45,11 +45,12 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """How a try ended: with a time it is FAILED and due then, without one DEAD."""
+    """How a try ended: with a time it is FAILED and due then, without one DEAD. The next try begins at ``node``, if one is named."""
 
     code: str
     message: str
     next_attempt_at: datetime | None
+    node: Node | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +108,14 @@ def advance(c: Connection, claims: Sequence[Claim], started: datetime, outputs: 
 
 def fail(c: Connection, space_id: int, shard: int, failures: Sequence[tuple[Claim, Failure]], started: datetime) -> None:
     """FAILED and due again, or DEAD with its version given up. Documents are locked by the caller's fence."""
-    for dead in (False, True):
-        part = [(x, f) for x, f in failures if (f.next_attempt_at is None) is dead]
-        if part:
-            _move(c, [x for x, _ in part], Event.GIVE_UP if dead else Event.FAIL, started, {}, failures=[f for _, f in part])
-            if dead:
-                erasure.give_up(c, space_id, shard, [(x.doc_id, x.version) for x, _ in part])
+    kinds: dict[tuple[bool, Node | None], list[tuple[Claim, Failure]]] = {}
+    for x, f in failures:
+        kinds.setdefault((f.next_attempt_at is None, f.node), []).append((x, f))
+    for (dead, node), part in kinds.items():
+        event = Event.GIVE_UP if dead else Event.FAIL
+        _move(c, [x for x, _ in part], event, started, {}, node=node, failures=[f for _, f in part])
+        if dead:
+            erasure.give_up(c, space_id, shard, [(x.doc_id, x.version) for x, _ in part])
 
 
 def release(c: Connection, claims: Sequence[Claim], started: datetime) -> None:

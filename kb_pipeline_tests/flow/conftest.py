@@ -27,7 +27,12 @@ def make_flow(settings: Settings, pool: Pool) -> Callable[..., Flow]:
         audience: list[list[str]] | None = None, **changes: Any,
     ) -> Flow:  # fmt: skip
         app = FakedApp(
-            replace(settings, **changes), pool, migrations()[-1].version, index=index, embedder=CountingEmbedder(), blobs=MemoryBlobs()
+            replace(settings, **changes),
+            pool,
+            migrations()[-1].version,
+            index=index,
+            embedder=CountingEmbedder(),
+            blobs=MemoryBlobs(),
         )
         space = app.add_space(f"flow-{next(_number)}", audience=audience)
         memory = memory or MemorySource(documents)

@@ -93,7 +93,7 @@ class Flow:
 
     def execute(self, statement: str, **values: Any) -> list[Any]:
         with transaction(self.app.pool) as c:
-            cursor = c.execute(statement, {"space": self.space.id, "source": self.source.id, **values})  # type: ignore[arg-type]
+            cursor = c.execute(statement, {"space": self.space.id, "source": self.source.id, **values})
             return cursor.fetchall() if cursor.description else []
 
     def expire_leases(self) -> None:

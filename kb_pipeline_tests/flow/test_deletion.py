@@ -8,7 +8,7 @@ from kb_pipeline.errors import Fatal, KbError, RateLimited, Rejected, Transient
 from kb_pipeline.maintenance.deletion import delete_document, remove_source
 from kb_pipeline.maintenance.vector_gc import collect_vectors
 from kb_pipeline.model import Presence, Verdict
-from kb_pipeline_tests.fakes import MemoryIndex
+from kb_pipeline_tests.fakes import MemoryIndex, MemorySource
 from kb_pipeline_tests.flow.scenario import Flow, article
 
 NAMES = [f"{n}{n}" for n in "abcdefghij"]
@@ -281,8 +281,6 @@ def test_a_document_deleted_by_hand_comes_back_as_a_new_one(lying: Flow) -> None
 
 
 def test_a_removed_source_takes_its_documents_and_no_others(lying: Flow) -> None:
-    from kb_pipeline_tests.fakes import MemorySource
-
     flow = _load(lying)
     flow.add_source(MemorySource({"other.md": article("other", 1)}), "other")
     flow.sync()

@@ -233,7 +233,9 @@ def test_retries_back_off_and_end_dead_until_somebody_retries(patient: Flow) -> 
 
 
 def test_the_back_off_doubles(make_flow: Callable[..., Flow]) -> None:
-    flow = make_flow({"a.md": article("a"), "b.md": article("b")}, index=MemoryIndex(), retry_base_seconds=1000.0, retry_max_seconds=3500.0)
+    flow = make_flow(
+        {"a.md": article("a"), "b.md": article("b")}, index=MemoryIndex(), retry_base_seconds=1000.0, retry_max_seconds=3500.0
+    )
     flow.memory.fetch_errors["b.md"] = Transient("timeout", code="timeout")
     waits = []
     for _ in range(3):

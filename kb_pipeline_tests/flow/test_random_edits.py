@@ -103,12 +103,27 @@ class Users:
         self.flow.memory.put(two, first)
 
     def act(self) -> None:
-        self.rng.choice([self.add, self.edit, self.edit, self.edit, self.touch, self.rename, self.copy, self.delete, self.bring_back, self.swap])()
+        self.rng.choice(
+            [
+                self.add,
+                self.edit,
+                self.edit,
+                self.edit,
+                self.touch,
+                self.rename,
+                self.copy,
+                self.delete,
+                self.bring_back,
+                self.swap,
+            ]
+        )()
 
 
 def _trouble(flow: Flow, rng: random.Random) -> None:
     """A sync under one of these, whatever comes of it."""
-    error: KbError = rng.choice([Transient("timeout", code="timeout"), RateLimited("slow down"), Transient("down", code="endpoint_down")])
+    error: KbError = rng.choice(
+        [Transient("timeout", code="timeout"), RateLimited("slow down"), Transient("down", code="endpoint_down")]
+    )
     kind = rng.randrange(7)
     if kind == 0:
         flow.memory.page_errors[rng.randrange(3)] = error

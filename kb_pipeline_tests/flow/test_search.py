@@ -95,6 +95,38 @@ def test_a_revoked_permission_holds_at_once_and_costs_nothing(flow: Flow) -> Non
     assert len(flow.embedder.calls) == calls
 
 
+def test_an_acl_follows_the_source_and_embeds_nothing(flow: Flow) -> None:
+    flow.memory.put("a.md", article("a", 1), acl=(("ann",),))
+    flow.memory.put("b.md", article("b", 1))
+    flow.sync()
+    assert (flow.found("aword0x5", 50), flow.found("aword0x5", 50, ["ann"])) == ({"b.md"}, {"a.md", "b.md"})
+    calls, version = len(flow.embedder.calls), flow.document("a.md").current_ver
+    item, raw = flow.memory.items["a.md"]
+    flow.memory.items["a.md"] = (replace(item, acl=(("bob",),)), raw)  # its revision does not tell
+    flow.sync(full=True)
+    assert (flow.found("aword0x5", 50, ["ann"]), flow.found("aword0x5", 50, ["bob"])) == ({"b.md"}, {"a.md", "b.md"})
+    flow.memory.put("a.md", article("a", 1))  # open to everybody again
+    flow.sync()
+    assert flow.found("aword0x5", 50) == {"a.md", "b.md"}
+    assert len(flow.embedder.calls) == calls
+    assert flow.document("a.md").current_ver == version
+
+
+def test_a_permission_revoked_while_a_version_is_published_holds(lying: Flow) -> None:
+    lying.memory.put("a.md", article("maple"))
+    lying.sync()
+    lying.memory.put("a.md", article("maple").replace("mapleword1x7", "novelty"))
+    lying.walk()
+    lying.index.gate.close()
+    with lying.beside(lying.ingest) as ended:
+        lying.index.gate.await_caller()
+        _restrict(lying, "a.md", [["ann"]])
+        lying.index.gate.open()
+    assert (ended[0].published, ended[0].tasks) == (1, 2)  # what was verified before the change is verified again
+    assert lying.found("novelty", 50) == set()
+    assert lying.showing("novelty", ["ann"]) == {"a.md"}
+
+
 def test_hidden_and_deleted_documents_are_never_shown(lying: Flow) -> None:
     for name in ("a", "b", "c"):
         lying.memory.put(f"{name}.md", article("same", 1, tag=name))

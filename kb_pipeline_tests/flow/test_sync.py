@@ -5,11 +5,14 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import psycopg
 import pytest
 
-from kb_pipeline.sync import sync_space
+from kb_pipeline.errors import Fatal
 from kb_pipeline.states import FLOW, Node
+from kb_pipeline.sync import sync_space
 from kb_pipeline_tests.fakes import MemorySource
 from kb_pipeline_tests.flow.scenario import Flow, article, grown
 
@@ -62,6 +65,29 @@ def test_one_word_costs_one_chunk_whatever_the_size_of_the_document(flow: Flow, 
     assert "gingko" in flow.hits("gingko", k=1)[0].text
     assert all("oakword1x30 " not in h.text for h in flow.hits("oakword1x30", k=50))
     flow.assert_whole()
+
+
+def test_statements_do_not_grow_with_the_documents_of_a_page(
+    make_flow: Callable[..., Flow], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[int] = []
+    execute = psycopg.Cursor.execute
+
+    def counted(cursor: Any, *args: Any, **options: Any) -> Any:
+        sent.append(1)
+        return execute(cursor, *args, **options)
+
+    monkeypatch.setattr(psycopg.Cursor, "execute", counted)
+    needed = []
+    for documents in (4, 40):
+        flow = make_flow({f"{n:02}.md": article(f"w{n}", 1) for n in range(documents)})
+        flow.sync()
+        for n in range(documents):
+            flow.memory.put(f"{n:02}.md", article(f"v{n}", 1))
+        sent.clear()
+        assert flow.sync().ingest.published == documents
+        needed.append(len(sent))
+    assert needed[1] == needed[0]
 
 
 # --- moves ----------------------------------------------------------------------------------------------------------
@@ -129,7 +155,9 @@ def test_a_file_moved_across_file_systems_keeps_its_document(flow: Flow, folder:
     (("one.md", "two.md"), "sub/two.md", "two.md"),  # the same file name wins
     (("one.md", "two.md"), "three.md", "one.md"),  # then the order of names
 ])  # fmt: skip
-def test_among_vanished_copies_the_same_name_is_the_moved_one(flow: Flow, names: tuple[str, ...], new: str, expected: str) -> None:
+def test_among_vanished_copies_the_same_name_is_the_moved_one(
+    flow: Flow, names: tuple[str, ...], new: str, expected: str
+) -> None:
     for name in (*names, "kept.md", "other1.md", "other2.md"):
         flow.memory.put(name, article("copies" if not name.startswith("other") else name[:6]))
     flow.sync()
@@ -320,8 +348,6 @@ def test_equal_ids_in_two_sources_are_two_documents(flow: Flow) -> None:
 
 
 def test_an_unreachable_source_does_not_keep_the_other_from_being_read(flow: Flow) -> None:
-    from kb_pipeline.errors import Fatal
-
     other = MemorySource({"b.md": article("willow")})
     other.page_errors[0] = Fatal("the root is not reachable", code="unreachable")
     flow.add_source(other, "other")

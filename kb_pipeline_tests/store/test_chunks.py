@@ -6,9 +6,10 @@ import pytest
 
 from kb_pipeline.errors import Rejected
 from kb_pipeline.states import Node
-from kb_pipeline.store import chunks
+from kb_pipeline.store import chunks, documents, erasure, tasks
 from kb_pipeline.store.database import Pool, transaction
 from kb_pipeline.store.spaces import Space
+from kb_pipeline.store.tasks import Claim
 from kb_pipeline.sync import sync_space
 from kb_pipeline_tests.fakes import FakedApp, MemorySource
 from kb_pipeline_tests.store.shelf import Shelf, cut
@@ -93,25 +94,52 @@ def test_a_new_path_of_an_unchanged_text_shows_when_its_version_is_published_and
     assert shelf.value("SELECT count(*) FROM kb_chunk_restated WHERE doc_id = %(doc)s", doc=doc) == 0
 
 
-def test_the_new_path_of_a_version_that_fails_is_forgotten(shelf: Shelf) -> None:
-    doc = shelf.published("a", "one")
+def restated(shelf: Shelf, doc: int) -> Claim:
+    """Version 2 of a document is at the INDEXER, with a new path for a text that stayed."""
     shelf.edit(doc)
     shelf.sweep()
     (held,) = shelf.claim()
     shelf.chunk(held, cut("one", path="New heading"))
+    return shelf.at(Node.INDEXER, [held])[0]
+
+
+def waiting_paths(shelf: Shelf, doc: int) -> int:
+    return int(shelf.value("SELECT count(*) FROM kb_chunk_restated WHERE doc_id = %(doc)s", doc=doc))
+
+
+def test_the_new_path_of_a_dead_version_shows_when_it_is_tried_again(shelf: Shelf) -> None:
+    doc = shelf.published("a", "one")
+    held = restated(shelf, doc)
     shelf.fail(held, None)
     assert [r.title_path for r in shelf.states(doc)] == [[]]
-    assert shelf.value("SELECT count(*) FROM kb_chunk_restated WHERE doc_id = %(doc)s", doc=doc) == 0
+    with transaction(shelf.pool) as c:
+        documents.lock_documents(c, [doc])
+        assert tasks.retry(c, held.task_id)
+    (again,) = shelf.claim()
+    assert again.node is Node.INDEXER
+    shelf.publish(again)
+    assert [r.title_path for r in shelf.states(doc)] == [["New heading"]]
+    assert waiting_paths(shelf, doc) == 0
+
+
+def test_the_new_path_of_a_version_that_is_given_up_is_forgotten(shelf: Shelf) -> None:
+    doc = shelf.published("a", "one")
+    held = restated(shelf, doc)
+    with transaction(shelf.pool) as c:
+        assert tasks.cancel(c, held.task_id, "a test's")
+    shelf.sweep()
+    assert [r.title_path for r in shelf.states(doc)] == [[]]
+    assert waiting_paths(shelf, doc) == 0
 
 
 def test_the_new_path_of_a_deleted_document_is_forgotten(shelf: Shelf) -> None:
     doc = shelf.published("a", "one")
-    shelf.edit(doc)
-    shelf.sweep()
-    (held,) = shelf.claim()
-    shelf.chunk(held, cut("one", path="New heading"))
+    restated(shelf, doc)
     shelf.delete(doc)
-    assert shelf.value("SELECT count(*) FROM kb_chunk_restated WHERE doc_id = %(doc)s", doc=doc) == 0
+    with transaction(shelf.pool) as c:
+        documents.lock_deleted(c, [doc])
+        erasure.erase(c, shelf.space.id, shelf.shard, [doc])
+    assert waiting_paths(shelf, doc) == 0
 
 
 @pytest.mark.parametrize("field", ["text", "display", "prefix", "title_path"])
