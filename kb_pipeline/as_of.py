@@ -130,7 +130,8 @@ class _Look:
     def search_index(self, *, last: bool) -> bool:
         """The index's hits that were current then, and everything that it may not hold. False: the index was dropped meanwhile.
 
-        Whoever is current only since the index was asked, or not any more, is ranked from the cache: ask the index first.
+        What became or stopped being current meanwhile is ranked from the cache, so the index is asked first. Where it gives
+        fewer than ``k``, it may be small, or approximate and have given up: all that was current then is ranked.
         """
         width = max(4 * self.k, 32)
         while True:
@@ -144,8 +145,8 @@ class _Look:
             with transaction(self.engine.pool) as c:
                 found = [Ranked(x.score, x.chunk_id, x.doc_id) for x in candidates]
                 self._add_current_then(c, found)
-            enough = len(self._best[True]) >= self.k or len(candidates) < width
-            if enough or width >= WIDEST:
+            enough = len(self._best[True]) >= self.k
+            if enough or len(candidates) < width or width >= WIDEST:
                 break
             width *= 4
         self.rank_exactly(every=not enough)
@@ -210,8 +211,8 @@ class _Look:
             lost = len(history.owners(c, self.space.id, s.shard, sorted(set(ids) - {r.chunk_id for r in rows})))
         if lost:
             raise Rejected(
-                f"space {self.space.key}: {lost} chunks of that time have no cached vector of its model any more, so that they "
-                "cannot be ranked: ask for a later time",
+                f"space {self.space.key}: the cached vectors of {lost} of its chunks of that time are gone, so they cannot "
+                "be ranked: ask for a later time",
                 code="vectors_missing",
             )
         if not rows:

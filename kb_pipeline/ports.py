@@ -14,17 +14,26 @@ from numpy.typing import NDArray
 from kb_pipeline.model import Bucket, Candidate, Fetched, IndexRef, Json, Page, Parsed, Presence, VectorEntry
 
 Vectors = NDArray[np.float32]  # shape (n, dimension)
+WHOLE = "*"  # the one scope of a source that names none
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     """What a connector can do, as data."""
 
-    order_stable: bool = False  # the listing is a keyset over external_id: a resumed walk is as good as a whole one
+    # Listings are keysets (pages: over external_id; changed_since: over stamp, external_id): a resumed walk is a whole one.
+    order_stable: bool = False
     lag_seconds: float = 0.0  # how long the listing may lag behind its items
     probe: bool = True  # presence() can tell GONE
     digest: bool = False  # content_digest() is cheap: a second gate before a version is made, and finds moves
     snapshot_digest: bool = False  # listing_digest() is much cheaper than listing and storing
+    changes: bool = False  # it is a ChangeFeed: an incremental walk asks for what changed since the watermark
+    # Stamps are truncated to this, and two edits of an item within it may show the same revision. 0 where every edit shows
+    # another revision, whatever the stamps are: their truncation is part of skew_seconds then.
+    resolution_seconds: float = 0.0
+    # The longest time, in the source's clock, from a stamp until listings show it: late commits, index lag, clock error.
+    skew_seconds: float = 0.0
+    scopes: bool = False  # it is Scoped: parts that are listed side by side, each with a watermark of its own
 
 
 class Connector(Protocol):
@@ -59,6 +68,30 @@ class Connector(Protocol):
 
     def presence(self, external_ids: Sequence[str]) -> list[Presence]:
         """A point probe per id, in order. Never raises for a single id: that one is UNKNOWN."""
+        ...
+
+
+class ChangeFeed(Connector, Protocol):
+    """A connector whose capabilities say ``changes``."""
+
+    def changed_since(self, since: float, checkpoint: Json | None, limit: int, scope: str) -> Iterator[Page]:
+        """Items of ``scope`` (WHOLE without scopes) whose stamp is ``since`` or later, in the source's clock, from behind
+        ``checkpoint``. Listing an item twice is allowed, leaving one out is not; an empty page does not end the listing.
+
+        Where the source asks in coarser units or in a zone, ``since`` is rounded down. Deleted items are not in it.
+        """
+        ...
+
+
+class Scoped(Connector, Protocol):
+    """A connector whose capabilities say ``scopes``. Different scopes are listed by different threads at the same time."""
+
+    def scopes(self) -> list[str]:
+        """Names that stay the same from pass to pass. An item is listed in one of them."""
+        ...
+
+    def scope_pages(self, scope: str, checkpoint: Json | None, limit: int) -> Iterator[Page]:
+        """As ``pages``, of one scope."""
         ...
 
 

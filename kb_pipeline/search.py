@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from kb_pipeline.engine import Engine
 from kb_pipeline.errors import Fatal, KbError, Rejected, Transient
-from kb_pipeline.model import Answer, Candidate, Hit, IndexRef
+from kb_pipeline.model import Answer, Hit, IndexRef
 from kb_pipeline.store import answers
 from kb_pipeline.store.answers import Joined, Standing
 from kb_pipeline.store.database import transaction
@@ -69,7 +69,7 @@ def _look(
                 return None
             raise
         with transaction(engine.pool) as c:
-            joined = answers.join_candidates(c, space.id, standing, _rows(candidates), principals)
+            joined = answers.join_candidates(c, space.id, standing, candidates, principals)
         if joined.shard != standing.shard:
             return None
         if joined.republished and not last:
@@ -77,10 +77,6 @@ def _look(
         if len(joined.rows) >= k or len(candidates) < width or width >= WIDEST:
             return standing, joined
         width *= 4
-
-
-def _rows(candidates: Sequence[Candidate]) -> list[tuple[int, int, float]]:
-    return [(x.chunk_id, x.doc_id, x.score) for x in candidates]
 
 
 def _answer(

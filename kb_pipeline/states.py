@@ -1,4 +1,4 @@
-"""States, events and the one transition table. Whoever changes a status asks next_state() first."""
+"""States, events and the transition tables, of tasks and of walks. Whoever changes a status asks the table first."""
 
 from enum import StrEnum
 
@@ -111,3 +111,49 @@ def next_node(node: Node) -> Node | None:
     """The node behind ``node`` in the flow, None behind the last."""
     i = FLOW.index(node)
     return FLOW[i + 1] if i + 1 < len(FLOW) else None
+
+
+# --- walks (sync_job) -----------------------------------------------------------------------------------------------
+
+
+class WalkKind(StrEnum):
+    FULL = "FULL"  # a listing of everything: what it lacks may be gone
+    INCREMENTAL = "INCREMENTAL"  # what changed since the watermark: it says nothing about what it lacks
+
+
+class SyncStatus(StrEnum):
+    """Of one walk. It outlives its process: PENDING or RUNNING without a living owner is resumed by the next pass."""
+
+    PENDING = "PENDING"  # kind, window and the source's clock are fixed, no page is stored yet
+    RUNNING = "RUNNING"  # pages are stored with their tasks, up to the checkpoint
+    SUCCESS = "SUCCESS"  # the walk completed: its watermark is stored, what it lacks is hidden
+    GC_CLEAN = "GC_CLEAN"  # and nothing hidden by it waits: confirmed and erased, vectors too, or shown again
+    FAILED = "FAILED"  # it could not complete; never committed alone, ROLLBACK is part of the same transaction
+    ROLLBACK = "ROLLBACK"  # watermark and checkpoint are what they were before it; nothing published is undone
+
+
+class SyncEvent(StrEnum):
+    LIST = "list"  # a page is stored
+    COMPLETE = "complete"
+    CLEAN = "clean"
+    FAIL = "fail"
+    ROLL_BACK = "roll_back"
+
+
+_W, _V = SyncStatus, SyncEvent
+SYNC_TRANSITIONS: dict[tuple[SyncStatus, SyncEvent], SyncStatus] = {
+    (_W.PENDING, _V.LIST): _W.RUNNING,
+    (_W.PENDING, _V.FAIL): _W.FAILED,
+    (_W.RUNNING, _V.LIST): _W.RUNNING,
+    (_W.RUNNING, _V.COMPLETE): _W.SUCCESS,
+    (_W.RUNNING, _V.FAIL): _W.FAILED,
+    (_W.SUCCESS, _V.CLEAN): _W.GC_CLEAN,
+    (_W.FAILED, _V.ROLL_BACK): _W.ROLLBACK,
+}
+OPEN = frozenset({SyncStatus.PENDING, SyncStatus.RUNNING})
+
+
+def sync_change(event: SyncEvent) -> tuple[SyncStatus, list[str]]:
+    """The status that ``event`` leads to, and every status that it may start from: value and guard of its UPDATE."""
+    (after,) = {target for (_, e), target in SYNC_TRANSITIONS.items() if e is event}
+    return after, sorted(status.value for status, e in SYNC_TRANSITIONS if e is event)

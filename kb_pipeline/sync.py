@@ -11,7 +11,7 @@ from kb_pipeline.maintenance.promotion import clear_left_shard, promote_if_large
 from kb_pipeline.maintenance.vector_gc import collect_vectors
 from kb_pipeline.model import Verdict
 from kb_pipeline.pipeline import IngestReport, ingest
-from kb_pipeline.store import sources, spaces, status
+from kb_pipeline.store import sources, spaces, status, walks
 from kb_pipeline.store.database import transaction
 from kb_pipeline.store.sources import Source
 from kb_pipeline.store.spaces import Space
@@ -97,7 +97,8 @@ def pending(engine: Engine, space: Space) -> bool:
 
 
 def settle(engine: Engine, space: Space, *, loaded: int) -> int:
-    """After work: erase vectors that are due, and give a space that has grown its own shard and index. Vectors deleted."""
+    """After work: erase vectors that are due, give a space that has grown its own shard and index, and close the passes that
+    left nothing behind. Vectors deleted."""
     with transaction(engine.pool) as c:
         waits = status.unfinished(c, space.id)
     erased = collect_vectors(engine, space) if waits.tombstones else 0
@@ -108,6 +109,8 @@ def settle(engine: Engine, space: Space, *, loaded: int) -> int:
         engine.index(space).settle(serving)
     if waits.left_shard:
         clear_left_shard(engine, space)
+    with transaction(engine.pool) as c:
+        walks.close_cleaned(c, space.id)
     return erased
 
 

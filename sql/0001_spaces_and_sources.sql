@@ -50,8 +50,8 @@ CREATE TABLE kb_source (
     kind              text NOT NULL,
     config            jsonb NOT NULL DEFAULT '{}',   -- secrets only as references: env:NAME, file:PATH
     status            text NOT NULL DEFAULT 'ACTIVE' CONSTRAINT kb_source_status CHECK (status IN ('ACTIVE', 'PAUSED', 'REMOVED')),
-    watermark         jsonb NOT NULL DEFAULT '{}',   -- per scope, in the source's own clock
-    checkpoint        jsonb,                         -- of the open walk
+    watermark         jsonb NOT NULL DEFAULT '{}',   -- per scope ('*': the whole source), in the source's own clock
+    checkpoint        jsonb,                         -- of the open walk, per scope: {"at": where to go on, "done": whether at all}
     listing_count     bigint,                        -- of the last complete listing
     listing_at        timestamptz,
     listing_digest    text,                          -- of the last complete listing whose every entry was taken in
@@ -76,6 +76,8 @@ CREATE TABLE sync_job (
     space_id       int NOT NULL REFERENCES kb_space,
     source_id      int NOT NULL REFERENCES kb_source,
     walk_id        bigint NOT NULL,
+    kind           text NOT NULL DEFAULT 'FULL' CONSTRAINT sync_job_kind CHECK (kind IN ('FULL', 'INCREMENTAL')),
+    window_from    jsonb NOT NULL DEFAULT '{}',      -- per scope, in the source's clock: from when on; null: everything
     status         text NOT NULL CONSTRAINT sync_job_status
                    CHECK (status IN ('PENDING', 'RUNNING', 'SUCCESS', 'GC_CLEAN', 'FAILED', 'ROLLBACK')),
     verdict        text NOT NULL DEFAULT 'COMPLETE' CONSTRAINT sync_job_verdict
@@ -83,7 +85,7 @@ CREATE TABLE sync_job (
     reasons        jsonb NOT NULL DEFAULT '[]',
     resumed        boolean NOT NULL DEFAULT false,
     counts         jsonb NOT NULL DEFAULT '{}',
-    source_started double precision,                 -- seconds since the epoch, in the source's clock
+    source_started double precision,                 -- seconds since the epoch, in the source's clock: the next watermark
     started_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
     finished_at    timestamptz,
     error          text

@@ -25,6 +25,7 @@ CREATE UNIQUE INDEX kb_doc_living ON kb_doc (source_id, external_id) WHERE statu
 CREATE INDEX kb_doc_identity ON kb_doc (source_id, identity) WHERE status <> 'DELETED' AND identity IS NOT NULL;
 CREATE INDEX kb_doc_hidden ON kb_doc (source_id, hidden_sync) WHERE status <> 'DELETED' AND hidden_sync IS NOT NULL;
 CREATE INDEX kb_doc_space ON kb_doc (space_id, id);
+CREATE INDEX kb_doc_deleted ON kb_doc (source_id, seen_seq) WHERE status = 'DELETED';  -- what went while a page was read
 
 CREATE TABLE kb_doc_version (
     doc_id         bigint NOT NULL REFERENCES kb_doc,

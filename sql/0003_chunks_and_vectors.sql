@@ -69,6 +69,7 @@ CREATE TABLE kb_embedding (
     content_hash bytea NOT NULL,
     vector       bytea,                              -- float16, little-endian, L2-normalised
     token        bigint NOT NULL DEFAULT 0,
+    owner        text,                               -- of a claim: nobody waits for a process that is known to be dead
     lease_until  timestamptz,
     last_used    timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (model_id, content_hash)

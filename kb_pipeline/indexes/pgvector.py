@@ -131,6 +131,7 @@ class PgVectorIndex:
                 return False
             for left in c.execute(SQL.leftovers, {"name": f"{leaf}_hnsw"}).fetchall():  # of a rebuild that was killed
                 c.execute(Sql(SQL.drop_index).format(name=Identifier(left.name)))
+            c.execute(SQL.flush_counts)  # ANALYZE leaves out what this connection has deleted and not reported yet
             c.execute(Sql(SQL.count_dead).format(leaf=Identifier(leaf)))
             if not c.execute(SQL.is_dead, {"name": leaf, "share": DEAD_SHARE}).fetchone().much:  # type: ignore[union-attr]
                 return False

@@ -103,11 +103,15 @@ SELECT c.relname AS name FROM pg_class c JOIN pg_index i ON i.indexrelid = c.oid
 WHERE NOT i.indisvalid AND (starts_with(c.relname, %(name)s || '_ccnew') OR starts_with(c.relname, %(name)s || '_ccold'))
   AND NOT EXISTS (SELECT FROM pg_stat_progress_create_index p WHERE p.index_relid = i.indexrelid)
 
+-- name: flush_counts
+SELECT pg_stat_force_next_flush()
+
 -- name: count_dead
 ANALYZE {leaf} (shard)
 
 -- name: is_dead
-SELECT n_dead_tup > %(share)s * (n_live_tup + n_dead_tup) AS much FROM pg_stat_all_tables WHERE relid = %(name)s::regclass
+SELECT t.n_dead_tup > %(share)s * (c.reltuples + t.n_dead_tup) AS much
+FROM pg_class c JOIN pg_stat_all_tables t ON t.relid = c.oid WHERE c.oid = %(name)s::regclass
 
 -- name: rebuild
 REINDEX INDEX CONCURRENTLY {name}

@@ -7,15 +7,17 @@ next one: it looks for rows that nothing refers to, not for its own notes.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import TypeVar
 
 from kb_pipeline.engine import Engine, Progress, silent
 from kb_pipeline.maintenance.sweep import sweep_objects
 from kb_pipeline.maintenance.vector_gc import collect_vectors
 from kb_pipeline.store import documents, erasure, retention, spaces
-from kb_pipeline.store.database import retried, transaction
+from kb_pipeline.store.database import Connection, retried, transaction
 from kb_pipeline.store.retention import Archived
 from kb_pipeline.store.spaces import Space
 
+T = TypeVar("T")
 KEEP = timedelta(days=30)  # answers, what they were based on, and embeddings that nothing refers to
 LOGS = timedelta(days=90)
 MARGIN = timedelta(minutes=10)  # a search that was under way when a version was superseded stores its answer later
@@ -43,10 +45,9 @@ def purge(
     engine: Engine, space: Space, *, keep: timedelta = KEEP, progress: Callable[[Progress], None] = silent
 ) -> PurgeReport:
     """Remove what is older than ``keep`` (logs: than 90 days) and not needed. Safe beside everything else, at any time."""
-    with transaction(engine.pool) as c:
-        start = retention.clock(c)
+    start = _run(engine, retention.clock)
     report = PurgeReport(space.key)
-    report.answers = _all(lambda: _answers(engine, space, start - keep))
+    report.answers = _all(engine, lambda c: retention.forget_answers(c, space.id, start - keep, ANSWERS), ANSWERS)
     _documents(engine, space, start - keep - min(keep, MARGIN), report, progress)
     report.vectors = collect_vectors(engine, space)
     report.objects += sweep_objects(engine, space)
@@ -59,14 +60,10 @@ def _documents(
     engine: Engine, space: Space, before: datetime, report: PurgeReport, progress: Callable[[Progress], None]
 ) -> None:
     after = done = 0
-    while True:
-        with transaction(engine.pool) as c:
-            ids = retention.some_documents(c, space.id, after, DOCUMENTS)
-        if not ids:
-            return
+    while ids := _run(engine, lambda c: retention.some_documents(c, space.id, after, DOCUMENTS)):  # noqa: B023 (as it is then)
         after = ids[-1]
-        archived = retried(lambda ids=ids: _archive(engine, space, ids, before))  # type: ignore[misc]
-        engine.blobs.delete_many(archived.paths)
+        archived = _archive(engine, space, ids, before)
+        engine.blobs.delete_many(archived.paths)  # a path whose answer was lost on its way to us is left to the sweep
         report.versions += archived.versions
         report.objects += len(archived.paths)
         report.chunks += erase_unreferenced(engine, space, ids)
@@ -75,65 +72,74 @@ def _documents(
 
 
 def _archive(engine: Engine, space: Space, doc_ids: Sequence[int], before: datetime) -> Archived:
-    with transaction(engine.pool) as c:
+    def archive(c: Connection) -> Archived:
         if spaces.lock_shared(c, space) is None:
             return Archived(0, [])
         many = retention.with_many_versions(c, doc_ids, space.retained_versions)
         documents.lock_deleted(c, many)
         return retention.archive(c, space.id, many, space.retained_versions, before)
 
+    return _run(engine, archive)
+
 
 def erase_unreferenced(engine: Engine, space: Space, doc_ids: Sequence[int]) -> int:
     """ERASE for those of these documents that have something to erase, CHUNKS rows a transaction. Rows erased."""
-    with transaction(engine.pool) as c:
+
+    def look(c: Connection) -> list[int]:
         shard = spaces.lock_shared(c, space)
-        found = [] if shard is None else retention.with_unreferenced(c, space.id, shard, doc_ids)
-    if not found:
-        return 0
+        return [] if shard is None else retention.with_unreferenced(c, space.id, shard, doc_ids)
 
-    def erase() -> int:
-        with transaction(engine.pool) as c:
-            shard = spaces.lock_shared(c, space)
-            if shard is None:
-                return 0
-            documents.lock_deleted(c, found)
-            return erasure.erase(c, space.id, shard, found, CHUNKS)
+    found = _run(engine, look)
 
-    return _all(erase, CHUNKS)
+    def erase(c: Connection) -> int:
+        shard = spaces.lock_shared(c, space)
+        if shard is None:
+            return 0
+        documents.lock_deleted(c, found)
+        return erasure.erase(c, space.id, shard, found, CHUNKS)
+
+    return _all(engine, erase, CHUNKS) if found else 0
 
 
 def forget_embeddings(engine: Engine, space: Space, before: datetime) -> int:
     """Cached vectors of the space's model that nothing used since then and no chunk of any space refers to."""
-    forgotten, after, n = 0, b"", EMBEDDINGS
+    after = b""
+
+    def forget(c: Connection) -> tuple[int, bytes, int]:
+        n, last = retention.stage_unused(c, space.model_id, before, after, EMBEDDINGS)
+        if not n:
+            return n, last, 0
+        retention.spare_living(c)
+        return n, last, retention.forget_staged(c, space.model_id, before)
+
+    forgotten, n = 0, EMBEDDINGS
     while n == EMBEDDINGS:
-        with transaction(engine.pool) as c:
-            n, after = retention.stage_unused(c, space.model_id, before, after, EMBEDDINGS)
-            if n:
-                retention.spare_living(c)
-                forgotten += retention.forget_staged(c, space.model_id, before)
+        n, after, removed = _run(engine, forget)
+        forgotten += removed
     return forgotten
-
-
-def _answers(engine: Engine, space: Space, before: datetime) -> int:
-    with transaction(engine.pool) as c:
-        return retention.forget_answers(c, space.id, before, ANSWERS)
 
 
 def _logs(engine: Engine, space: Space, before: datetime) -> int:
     removed = 0
-    while True:
-        with transaction(engine.pool) as c:
-            n = retention.forget_logs(c, space.id, before)
-            if n is None:
-                return removed + retention.forget_walks(c, space.id, before)
+    while (n := _run(engine, lambda c: retention.forget_logs(c, space.id, before))) is not None:
         removed += n
+    return removed + _run(engine, lambda c: retention.forget_walks(c, space.id, before))
 
 
-def _all(work: Callable[[], int], full: int = ANSWERS) -> int:
+def _all(engine: Engine, work: Callable[[Connection], int], full: int) -> int:
     """Repeat ``work``, one transaction of at most ``full`` rows, until it found fewer. Rows in all."""
-    rows = 0
-    while True:
-        n = retried(work)
+    rows = n = _run(engine, work)
+    while n == full:
+        n = _run(engine, work)
         rows += n
-        if n < full:
-            return rows
+    return rows
+
+
+def _run(engine: Engine, work: Callable[[Connection], T]) -> T:
+    """One transaction. Repeating it changes nothing: at worst what it did the first time is not counted."""
+
+    def run() -> T:
+        with transaction(engine.pool) as c:
+            return work(c)
+
+    return retried(run, idempotent=True)

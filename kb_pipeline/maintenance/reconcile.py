@@ -132,7 +132,7 @@ def _rows(engine: Engine, space: Space, work: Callable[[Connection, int], T]) ->
                 raise Rejected(f"space {space.key!r} is being removed", code="no_space")
             return work(c, shard)
 
-    return retried(run)
+    return retried(run, idempotent=True)
 
 
 def _groups(differing: Sequence[int], *sides: Mapping[int, Bucket]) -> Iterator[list[int]]:
@@ -183,14 +183,15 @@ def _entry(w: Wanted, vector: bytes) -> VectorEntry:
 def _embed(engine: Engine, space: Space, chunk_ids: Sequence[int], report: ReconcileReport) -> None:
     """Exactly these texts, under a claim as any worker takes it. Texts that another process has claimed are left to it."""
 
-    def claim(c: Connection, shard: int) -> tuple[int, list[tuple[bytes, str]]]:
-        texts = dict(embeddings.texts(c, space.id, shard, chunk_ids))
-        token, mine = embeddings.claim(c, space.model_id, list(texts), engine.limits.lease_seconds)
-        return token, [(h, t) for h, t in texts.items() if h in mine]
+    token = _rows(engine, space, lambda c, _: embeddings.new_token(c))
 
-    token, texts = _rows(engine, space, claim)
+    def claim(c: Connection, shard: int) -> list[tuple[bytes, str]]:
+        texts = dict(embeddings.texts(c, space.id, shard, chunk_ids))
+        _, mine = embeddings.claim(c, space.model_id, list(texts), engine.limits.lease_seconds, token)
+        return [(h, t) for h, t in texts.items() if h in mine]
+
     try:
-        for part in embed_texts(engine.embedder(space), texts):
+        for part in embed_texts(engine.embedder(space), _rows(engine, space, claim)):
             report.error = next(iter(part.errors.values()), report.error)
             vectors = part.vectors
             if vectors:

@@ -9,7 +9,7 @@ from kb_pipeline.engine import Engine
 from kb_pipeline.errors import KbError, Rejected, Transient
 from kb_pipeline.model import Json
 from kb_pipeline.nodes.outcome import Outcome, commit, each, object_key
-from kb_pipeline.stages.snapshot import PROVISIONAL
+from kb_pipeline.stages.snapshot import fetched_revision
 from kb_pipeline.store import sources, versions
 from kb_pipeline.store.database import Connection, transaction
 from kb_pipeline.store.sources import Source
@@ -57,6 +57,6 @@ def _fetch(engine: Engine, space: Space, source: Source, claim: Claim, listed: s
     while piece := content.data.read(_PIECE):
         digest.update(piece)
     content.data.seek(0)
-    revision = content.revision + PROVISIONAL if listed.endswith(PROVISIONAL) else content.revision
+    revision = fetched_revision(listed, content.revision)
     key = object_key(space, claim)
     return versions.Fetched(claim.doc_id, claim.version, revision, key, digest.digest(), content.size_bytes), content.data

@@ -21,7 +21,10 @@ class Classified:
 
 
 def storable(page: Page) -> Page:
-    """Ids longer than an index entry can be go to the ledger, under a short name that stays the same."""
+    """Each id once, as it was listed last. Ids longer than an index entry can be go to the ledger, under a short name that
+    stays the same."""
+    if len(last := {i.external_id: i for i in page.items}) < len(page.items):
+        page = replace(page, items=tuple(last.values()))
     long = [i for i in page.items if len(i.external_id.encode("utf-8")) > MAX_ID_BYTES]
     if not long:
         return page
@@ -38,6 +41,12 @@ def storable(page: Page) -> Page:
 
 def stored_revision(item: Item) -> str:
     return item.revision + PROVISIONAL if item.provisional else item.revision
+
+
+def fetched_revision(listed: str, fetched: str) -> str:
+    """What is stored once the content has been read. At another revision than the listed one it may have been read within
+    its own tick: provisional, as what was listed so."""
+    return fetched if fetched == listed else fetched + PROVISIONAL
 
 
 def classify(items: Iterable[Item], known: dict[str, Known]) -> Classified:

@@ -8,6 +8,7 @@ from typing import Any
 from psycopg.types.json import Jsonb
 
 from kb_pipeline.errors import Misconfigured
+from kb_pipeline.model import Candidate
 from kb_pipeline.statements import load_statements
 from kb_pipeline.store.database import Connection, one
 
@@ -45,17 +46,18 @@ def join_candidates(
     c: Connection,
     space_id: int,
     standing: Standing,
-    candidates: Sequence[tuple[int, int, float]],
+    candidates: Sequence[Candidate],
     principals: Sequence[str],
 ) -> Joined:
-    """(chunk, doc, score) -> rows of chunks that are current, visible and permitted, best first."""
+    """Rows of chunks that are current, visible and permitted, best first. An id that is not the chunk's own is a ghost."""
     values = {
         "space": space_id,
         "shard": standing.shard,
         "since": standing.at,
-        "chunks": [x[0] for x in candidates],
-        "docs": [x[1] for x in candidates],
-        "scores": [x[2] for x in candidates],
+        "vectors": [x.vec_id for x in candidates],
+        "chunks": [x.chunk_id for x in candidates],
+        "docs": [x.doc_id for x in candidates],
+        "scores": [x.score for x in candidates],
         "principals": list(principals),
     }
     rows = c.execute(SQL.join, values).fetchall()
@@ -103,7 +105,7 @@ def get_answer(c: Connection, answer_id: int) -> Logged:
     row = c.execute(SQL.get, {"answer": answer_id}).fetchone()
     if row is None:
         raise Misconfigured(
-            f"no answer {answer_id}: kb search --json tells the id. Answers are kept for a limited time, and only with KB_ANSWER_LOG",
+            f"no answer {answer_id}: kb search --json tells the id; answers are kept for a time, and only with KB_ANSWER_LOG",
             code="no_answer",
         )
     return Logged(*row)

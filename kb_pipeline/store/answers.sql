@@ -4,14 +4,14 @@ FROM kb_space s JOIN kb_index i ON i.space_id = s.id AND i.status = 'SERVING' JO
 WHERE s.id = %(space)s AND s.status = 'ACTIVE'
 
 -- name: join
-WITH x AS (SELECT * FROM unnest(%(chunks)s::bigint[], %(docs)s::bigint[], %(scores)s::float8[]) x (chunk_id, doc_id, score)),
+WITH x AS (SELECT * FROM unnest(%(vectors)s::uuid[], %(chunks)s::bigint[], %(docs)s::bigint[], %(scores)s::float8[]) x (vec_id, chunk_id, doc_id, score)),
      sp AS (SELECT id, shard, audience FROM kb_space WHERE id = %(space)s AND status = 'ACTIVE'),
      head AS (SELECT coalesce((SELECT shard FROM sp), -1) AS shard, pg_current_snapshot()::text AS snapshot,
                      EXISTS (SELECT FROM x JOIN kb_doc d ON d.id = x.doc_id WHERE d.published_at >= %(since)s::timestamptz
                              AND NOT EXISTS (SELECT FROM kb_chunk_state t WHERE t.shard = %(shard)s::int AND t.id = x.chunk_id
                                              AND t.space_id = %(space)s AND t.in_current)) AS republished),
      hit AS (SELECT t.id AS chunk_id, t.doc_id, x.score, d.external_id, d.uri, coalesce(v.title, d.title) AS title, d.current_ver AS version
-             FROM x JOIN kb_chunk_state t ON t.shard = %(shard)s::int AND t.id = x.chunk_id AND t.space_id = %(space)s AND t.in_current
+             FROM x JOIN kb_chunk_state t ON t.shard = %(shard)s::int AND t.id = x.chunk_id AND t.space_id = %(space)s AND t.in_current AND t.vec_id = x.vec_id
              JOIN sp ON true
              JOIN kb_doc d ON d.id = t.doc_id AND d.status = 'AVAILABLE' AND d.hidden_at IS NULL
              LEFT JOIN kb_doc_version v ON v.doc_id = d.id AND v.version = d.current_ver

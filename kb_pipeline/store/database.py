@@ -32,7 +32,7 @@ _TRIES = 8
 
 
 class ConnectionLost(Transient):
-    """The server ended a transaction's connection. ``in_commit``: while COMMIT was under way, so it may have happened or not."""
+    """The server ended a transaction's connection. ``in_commit``: during COMMIT, so that it may have happened or not."""
 
     code = "database_down"
 
@@ -45,19 +45,31 @@ def open_pool(url: str, *, max_size: int = 8, application: str = "kb") -> Pool:
     """A pool whose connections return named tuples. Raises Misconfigured, Fatal when the server cannot be used."""
     kwargs = {"prepare_threshold": None, "row_factory": namedtuple_row, "application_name": application, "connect_timeout": 10}
     _probe(url, kwargs)
-    pool: Pool = ConnectionPool(
-        url, min_size=1, max_size=max_size, kwargs=kwargs, open=False, name=application, check=_still_open
-    )
+    pool: Pool = _CheckedPool(url, min_size=1, max_size=max_size, kwargs=kwargs, open=False, name=application)
     pool.open()
     return pool
 
 
-def _still_open(c: Connection) -> None:
-    """A server that restarts or cuts an idle connection says so on its socket: only then is asking worth a round trip."""
-    waiting = select.poll()
-    waiting.register(c.fileno(), select.POLLIN)
-    if waiting.poll(0):
-        ConnectionPool.check_connection(c)
+class _CheckedPool(ConnectionPool[Connection]):
+    """Hands out no connection that the server has ended. The library's own ``check`` waits longer and longer after each."""
+
+    def getconn(self, timeout: float | None = None) -> Connection:
+        while not _is_open(c := super().getconn(timeout)):
+            c.close()
+            self.putconn(c)  # which makes a new one in its place
+        return c
+
+
+def _is_open(c: Connection) -> bool:
+    """A server that restarts, or ends an idle connection, says so on its socket: only then is asking worth a round trip."""
+    try:
+        waiting = select.poll()
+        waiting.register(c.fileno(), select.POLLIN)
+        if waiting.poll(0):
+            ConnectionPool.check_connection(c)
+    except psycopg.OperationalError:
+        return False
+    return True
 
 
 def _probe(url: str, kwargs: dict[str, Any]) -> None:

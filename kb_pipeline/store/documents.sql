@@ -82,8 +82,13 @@ UPDATE kb_doc SET status = 'DELETED', current_ver = 0, seen_seq = nextval('kb_se
 WHERE id = ANY(%(docs)s::bigint[])
 
 -- name: delete_flags
-UPDATE kb_chunk_state SET in_current = false
-WHERE shard = %(shard)s::int AND space_id = %(space)s AND doc_id = ANY(%(docs)s::bigint[]) AND in_current
+-- With the tombstones of all that the index may hold: whoever dies before ERASE leaves no vector that nothing knows.
+WITH f AS (UPDATE kb_chunk_state SET in_current = false
+           WHERE shard = %(shard)s::int AND space_id = %(space)s AND doc_id = ANY(%(docs)s::bigint[]) AND in_current)
+INSERT INTO vector_tombstone (index_id, vec_id, space_id, doc_id, chunk_id, state)
+SELECT i.id, s.vec_id, s.space_id, s.doc_id, s.id, 'W' FROM kb_chunk_state s CROSS JOIN kb_index i
+WHERE s.shard = %(shard)s::int AND s.space_id = %(space)s AND s.doc_id = ANY(%(docs)s::bigint[])
+  AND i.space_id = %(space)s AND i.status IN ('FOLLOWING', 'SERVING') ORDER BY i.id, s.vec_id ON CONFLICT DO NOTHING
 
 -- name: delete_tasks
 UPDATE ingestion_task SET status = 'CANCELED', attempt = attempt + 1, cancel_reason = 'document deleted', updated_at = clock_timestamp(),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kb_pipeline.statements import load_statements
-from kb_pipeline.store.database import Connection, copy_rows, one
+from kb_pipeline.store.database import Connection, copy_rows, is_dead, one, worker_id
 
 SQL = load_statements(__package__, "embeddings.sql")
 
@@ -43,9 +43,11 @@ def claim(
     With the ``token`` of an earlier claim its hashes are ours again: it may have been made without our hearing of it.
     """
     token = new_token(c) if token is None else token
-    values = {"model": model_id, "hashes": sorted(hashes), "token": token, "ttl": lease_seconds}
+    values = {"model": model_id, "hashes": sorted(hashes), "token": token, "me": worker_id(), "ttl": lease_seconds}
     mine = {bytes(r.content_hash) for r in c.execute(SQL.insert_claims, values)}
-    mine |= {bytes(r.content_hash) for r in c.execute(SQL.take_over, values)}
+    if len(mine) < len(set(hashes)):
+        dead = [r.owner for r in c.execute(SQL.owners, values) if is_dead(r.owner)]
+        mine |= {bytes(r.content_hash) for r in c.execute(SQL.take_over, {**values, "dead": dead})}
     return token, mine
 
 

@@ -14,14 +14,19 @@ WHERE e.model_id = %(model)s::int AND e.content_hash = k.content_hash AND e.vect
 SELECT nextval('kb_embedding_token') AS token
 
 -- name: insert_claims
-INSERT INTO kb_embedding (model_id, content_hash, token, lease_until)
-SELECT %(model)s::int, h, %(token)s, clock_timestamp() + %(ttl)s * interval '1 second' FROM unnest(%(hashes)s::bytea[]) h ORDER BY h
+INSERT INTO kb_embedding (model_id, content_hash, token, owner, lease_until)
+SELECT %(model)s::int, h, %(token)s, %(me)s, clock_timestamp() + %(ttl)s * interval '1 second' FROM unnest(%(hashes)s::bytea[]) h ORDER BY h
 ON CONFLICT DO NOTHING RETURNING content_hash
+
+-- name: owners
+SELECT DISTINCT owner FROM kb_embedding
+WHERE model_id = %(model)s::int AND content_hash = ANY(%(hashes)s::bytea[]) AND vector IS NULL AND owner IS NOT NULL
 
 -- name: take_over
 WITH k AS (SELECT content_hash FROM kb_embedding WHERE model_id = %(model)s::int AND content_hash = ANY(%(hashes)s::bytea[])
-           AND vector IS NULL AND (lease_until < clock_timestamp() OR token = %(token)s) ORDER BY content_hash FOR UPDATE SKIP LOCKED)
-UPDATE kb_embedding e SET token = %(token)s, lease_until = clock_timestamp() + %(ttl)s * interval '1 second' FROM k
+           AND vector IS NULL AND (lease_until < clock_timestamp() OR token = %(token)s OR owner = ANY(%(dead)s::text[]))
+           ORDER BY content_hash FOR UPDATE SKIP LOCKED)
+UPDATE kb_embedding e SET token = %(token)s, owner = %(me)s, lease_until = clock_timestamp() + %(ttl)s * interval '1 second' FROM k
 WHERE e.model_id = %(model)s::int AND e.content_hash = k.content_hash RETURNING e.content_hash
 
 -- name: texts
@@ -35,7 +40,7 @@ CREATE TEMP TABLE IF NOT EXISTS stage_vector (content_hash bytea, vector bytea) 
 COPY stage_vector (content_hash, vector) FROM STDIN (FORMAT BINARY)
 
 -- name: store
-UPDATE kb_embedding e SET vector = s.vector, last_used = clock_timestamp(), lease_until = NULL FROM stage_vector s
+UPDATE kb_embedding e SET vector = s.vector, last_used = clock_timestamp(), owner = NULL, lease_until = NULL FROM stage_vector s
 WHERE e.model_id = %(model)s::int AND e.content_hash = s.content_hash AND e.token = %(token)s AND e.vector IS NULL
 
 -- name: give_back

@@ -45,7 +45,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """How a try ended: with a time it is FAILED and due then, without one DEAD. The next try begins at ``node``, if one is named."""
+    """How a try ended: with a time it is FAILED and due then, without one DEAD. ``node``: where the next try begins."""
 
     code: str
     message: str

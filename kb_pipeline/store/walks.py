@@ -9,6 +9,7 @@ from psycopg.types.json import Jsonb
 
 from kb_pipeline.model import Json, Verdict
 from kb_pipeline.statements import load_statements
+from kb_pipeline.states import SyncEvent, SyncStatus, WalkKind, sync_change
 from kb_pipeline.store.database import Connection, is_dead, one, worker_id
 
 SQL = load_statements(__package__, "walks.sql")
@@ -16,18 +17,37 @@ SQL = load_statements(__package__, "walks.sql")
 
 @dataclass(slots=True)
 class Walk:
-    """One pass over a source. It outlives its process: ``token`` is new for each, ``walk_id`` and the window stay."""
+    """One pass over a source. It outlives its process: ``token`` is new for each, id, kind, window and clock stay.
+
+    ``checkpoint`` per scope: {"at": behind which page to go on, "done": whether the scope is listed}; None before a page.
+    """
 
     job_id: int
     walk_id: int
     source_id: int
     token: int
-    resumed: bool
+    kind: WalkKind
+    window_from: dict[str, float | None]
+    clock: float  # the source's when the walk began: the next watermark
     started_at: datetime
-    checkpoint: Json | None
+    resumed: bool = False  # somewhere in the middle of an unstable order: items may have moved behind the checkpoint
+    checkpoint: Json | None = None
     verdict: Verdict = Verdict.COMPLETE
     reasons: list[str] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def left(self) -> list[str]:
+        """Scopes that are not listed to their end."""
+        places = self.checkpoint or {}
+        return [s for s in self.window_from if not places.get(s, {}).get("done")]
+
+    def at(self, scope: str) -> Json | None:
+        place: Json = (self.checkpoint or {}).get(scope, {})
+        return place.get("at")
+
+    def go_on(self, scope: str, at: Json | None, *, done: bool = False) -> None:
+        self.checkpoint = {**(self.checkpoint or {}), scope: {"at": at, "done": done}}
 
 
 def take_lease(c: Connection, source_id: int, ttl_seconds: int) -> int | str:
@@ -47,51 +67,89 @@ def release_lease(c: Connection, source_id: int, token: int) -> None:
     c.execute(SQL.release, {"source": source_id, "token": token})
 
 
-def begin_walk(c: Connection, space_id: int, source_id: int, token: int, source_clock: float, *, order_stable: bool) -> Walk:
-    """Resume the open walk of a source, or open one. Whoever resumes an unstable order is marked ``resumed``."""
+def open_walk(c: Connection, source_id: int, token: int, *, order_stable: bool) -> Walk | None:
+    """The walk that a process left open, with everything as it was fixed at its beginning."""
     row = c.execute(SQL.open_job, {"source": source_id}).fetchone()
     if row is None:
-        row = one(c.execute(SQL.begin, {"space": space_id, "source": source_id, "clock": source_clock}))
-        return Walk(row.id, row.walk_id, source_id, token, False, row.started_at, None)
-    resumed = row.resumed or (row.checkpoint is not None and not order_stable)
-    if resumed and not row.resumed:
-        c.execute(SQL.mark_resumed, {"job": row.id})
-    return Walk(
+        return None
+    walk = Walk(
         row.id,
         row.walk_id,
         source_id,
         token,
-        resumed,
+        WalkKind(row.kind),
+        row.window_from,
+        row.source_started,
         row.started_at,
+        row.resumed,
         row.checkpoint,
         Verdict(row.verdict),
         row.reasons,
         row.counts,
     )
+    if not walk.resumed and not order_stable and any(walk.at(s) is not None for s in walk.left):
+        c.execute(SQL.mark_resumed, {"job": walk.job_id})
+        walk.resumed = True
+    return walk
+
+
+def begin_walk(
+    c: Connection,
+    space_id: int,
+    source_id: int,
+    token: int,
+    kind: WalkKind,
+    window_from: dict[str, float | None],
+    source_clock: float,
+) -> Walk:
+    """A new walk. Until it has completed no digest of an earlier listing says that nothing changed."""
+    values = {"space": space_id, "source": source_id, "kind": kind.value, "window": Jsonb(window_from), "clock": source_clock}
+    row = one(c.execute(SQL.begin, values))
+    return Walk(row.id, row.walk_id, source_id, token, kind, window_from, source_clock, row.started_at)
+
+
+def past_of(c: Connection, source_id: int) -> Any:
+    """watermark, listed_ago (seconds since the last complete listing; None: never), deletions_approved."""
+    return one(c.execute(SQL.past, {"source": source_id}))
 
 
 def save_progress(c: Connection, walk: Walk) -> None:
     """Checkpoint, verdict and counts, in the transaction that creates the page's tasks."""
-    c.execute(
-        SQL.checkpoint, {"source": walk.source_id, "checkpoint": None if walk.checkpoint is None else Jsonb(walk.checkpoint)}
-    )
-    c.execute(SQL.progress, _job(walk))
+    _set_checkpoint(c, walk.source_id, walk.checkpoint)
+    c.execute(SQL.progress, {**_job(walk), **_change(SyncEvent.LIST)})
 
 
-def end_walk(c: Connection, walk: Walk, status: str, *, error: str | None = None) -> None:
-    """Close the job and forget what it saw. The watermark is the caller's affair."""
-    c.execute(SQL.end, {**_job(walk), "status": status, "error": error})
-    c.execute(SQL.checkpoint, {"source": walk.source_id, "checkpoint": None})
-    c.execute(SQL.forget_seen, {"walk": walk.walk_id})
+def complete_walk(c: Connection, walk: Walk) -> None:
+    """Close the job and forget what it saw. Count, digest and watermark of the source are the caller's affair."""
+    c.execute(SQL.end, {**_job(walk), **_change(SyncEvent.COMPLETE), "error": None})
+    _forget(c, walk)
+
+
+def fail_walk(c: Connection, walk: Walk, error: str) -> None:
+    """FAILED and ROLLBACK in the caller's transaction: the watermark was not touched, the checkpoint goes."""
+    c.execute(SQL.end, {**_job(walk), **_change(SyncEvent.FAIL), "error": error})
+    _forget(c, walk)
+    c.execute(SQL.roll_back, {"job": walk.job_id, **_change(SyncEvent.ROLL_BACK)})
+
+
+def close_cleaned(c: Connection, space_id: int) -> None:
+    """Completed walks whose hidden documents are all erased, vectors too, or shown again."""
+    c.execute(SQL.clean, {"space": space_id, **_change(SyncEvent.CLEAN)})
 
 
 def unchanged_pass(c: Connection, space_id: int, source_id: int, source_clock: float, counts: dict[str, int]) -> None:
     """A pass whose listing digest equals the last one: one row, no walk."""
-    c.execute(SQL.unchanged, {"space": space_id, "source": source_id, "clock": source_clock, "counts": Jsonb(counts)})
+    values = {"space": space_id, "source": source_id, "clock": source_clock, "counts": Jsonb(counts)}
+    c.execute(SQL.unchanged, {**values, "after": SyncStatus.SUCCESS.value})
 
 
-def complete_listing(c: Connection, source_id: int, count: int, digest: str | None, watermark: Json) -> None:
-    c.execute(SQL.complete_listing, {"source": source_id, "count": count, "digest": digest, "watermark": Jsonb(watermark)})
+def complete_listing(c: Connection, source_id: int, count: int, digest: str | None) -> None:
+    c.execute(SQL.complete_listing, {"source": source_id, "count": count, "digest": digest})
+
+
+def store_watermark(c: Connection, source_id: int, watermark: dict[str, float]) -> None:
+    """For all scopes of the source: one that is not in it has none any more."""
+    c.execute(SQL.store_watermark, {"source": source_id, "watermark": Jsonb(watermark)})
 
 
 def set_waiting(c: Connection, source_id: int, waiting: int) -> None:
@@ -128,6 +186,12 @@ def hide_unseen(c: Connection, walk: Walk, lag_seconds: float, doc_ids: Sequence
     return c.execute(SQL.hide, {**_unseen(walk, lag_seconds), "ids": list(doc_ids)}).rowcount
 
 
+def deleted_since(c: Connection, source_id: int, external_ids: Sequence[str], mark: int) -> set[str]:
+    """Of these, the ones of which a document was deleted after ``mark`` was drawn."""
+    rows = c.execute(SQL.deleted_since, {"source": source_id, "ids": list(external_ids), "mark": mark})
+    return {row.external_id for row in rows}
+
+
 def hidden_docs(c: Connection, source_id: int, after: int, limit: int) -> list[Any]:
     """Hidden, not yet deleted. Rows: id, external_id, hidden_sync; by id."""
     return c.execute(SQL.hidden, {"source": source_id, "after": after, "limit": limit}).fetchall()
@@ -135,6 +199,20 @@ def hidden_docs(c: Connection, source_id: int, after: int, limit: int) -> list[A
 
 def recent_jobs(c: Connection, source_id: int, limit: int) -> list[Any]:
     return c.execute(SQL.recent, {"source": source_id, "limit": limit}).fetchall()
+
+
+def _set_checkpoint(c: Connection, source_id: int, checkpoint: Json | None) -> None:
+    c.execute(SQL.checkpoint, {"source": source_id, "checkpoint": None if checkpoint is None else Jsonb(checkpoint)})
+
+
+def _forget(c: Connection, walk: Walk) -> None:
+    _set_checkpoint(c, walk.source_id, None)
+    c.execute(SQL.forget_seen, {"walk": walk.walk_id})
+
+
+def _change(event: SyncEvent) -> dict[str, Any]:
+    after, before = sync_change(event)
+    return {"after": after.value, "before": before}
 
 
 def _job(walk: Walk) -> dict[str, Any]:

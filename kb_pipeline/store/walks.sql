@@ -12,13 +12,19 @@ UPDATE sync_lease SET until = clock_timestamp() + %(ttl)s * interval '1 second' 
 UPDATE sync_lease SET until = '-infinity', owner = '' WHERE source_id = %(source)s AND token = %(token)s
 
 -- name: open_job
-SELECT j.id, j.walk_id, j.resumed, j.started_at, j.verdict, j.reasons, j.counts, s.checkpoint
+SELECT j.id, j.walk_id, j.kind, j.window_from, j.source_started, j.resumed, j.started_at, j.verdict, j.reasons, j.counts, s.checkpoint
 FROM sync_job j JOIN kb_source s ON s.id = j.source_id
 WHERE j.source_id = %(source)s AND j.status IN ('PENDING', 'RUNNING') FOR UPDATE OF j
 
+-- name: past
+SELECT watermark, extract(epoch FROM clock_timestamp() - listing_at)::float8 AS listed_ago,
+       waiting_deletions > 0 AND approved >= waiting_deletions AS deletions_approved
+FROM kb_source WHERE id = %(source)s
+
 -- name: begin
-INSERT INTO sync_job (space_id, source_id, walk_id, status, source_started)
-VALUES (%(space)s, %(source)s, nextval('kb_walk_id'), 'RUNNING', %(clock)s) RETURNING id, walk_id, started_at
+WITH s AS (UPDATE kb_source SET listing_digest = NULL WHERE id = %(source)s AND listing_digest IS NOT NULL)
+INSERT INTO sync_job (space_id, source_id, walk_id, kind, window_from, status, source_started)
+VALUES (%(space)s, %(source)s, nextval('kb_walk_id'), %(kind)s, %(window)s, 'PENDING', %(clock)s) RETURNING id, walk_id, started_at
 
 -- name: mark_resumed
 UPDATE sync_job SET resumed = true WHERE id = %(job)s
@@ -27,25 +33,37 @@ UPDATE sync_job SET resumed = true WHERE id = %(job)s
 UPDATE kb_source SET checkpoint = %(checkpoint)s WHERE id = %(source)s
 
 -- name: progress
-UPDATE sync_job SET verdict = %(verdict)s, reasons = %(reasons)s, counts = %(counts)s WHERE id = %(job)s
+UPDATE sync_job SET status = %(after)s, verdict = %(verdict)s, reasons = %(reasons)s, counts = %(counts)s
+WHERE id = %(job)s AND status = ANY(%(before)s)
 
 -- name: end
-UPDATE sync_job SET status = %(status)s, verdict = %(verdict)s, reasons = %(reasons)s, counts = %(counts)s, error = %(error)s,
+UPDATE sync_job SET status = %(after)s, verdict = %(verdict)s, reasons = %(reasons)s, counts = %(counts)s, error = %(error)s,
     finished_at = clock_timestamp()
-WHERE id = %(job)s AND status IN ('PENDING', 'RUNNING')
+WHERE id = %(job)s AND status = ANY(%(before)s)
+
+-- name: roll_back
+UPDATE sync_job SET status = %(after)s WHERE id = %(job)s AND status = ANY(%(before)s)
+
+-- name: clean
+UPDATE sync_job j SET status = %(after)s
+WHERE j.space_id = %(space)s AND j.status = ANY(%(before)s)
+  AND NOT EXISTS (SELECT FROM kb_doc d WHERE d.source_id = j.source_id AND d.hidden_sync = j.walk_id AND d.status <> 'DELETED')
+  AND NOT EXISTS (SELECT FROM vector_tombstone t JOIN kb_doc d ON d.id = t.doc_id WHERE t.space_id = %(space)s AND d.hidden_sync = j.walk_id)
 
 -- name: forget_seen
 DELETE FROM sync_seen WHERE walk_id = %(walk)s
 
 -- name: unchanged
 WITH j AS (INSERT INTO sync_job (space_id, source_id, walk_id, status, source_started, counts, finished_at)
-           VALUES (%(space)s, %(source)s, nextval('kb_walk_id'), 'SUCCESS', %(clock)s, %(counts)s, clock_timestamp()) RETURNING source_id)
+           VALUES (%(space)s, %(source)s, nextval('kb_walk_id'), %(after)s, %(clock)s, %(counts)s, clock_timestamp()) RETURNING source_id)
 UPDATE kb_source s SET listing_at = clock_timestamp() FROM j WHERE s.id = j.source_id
 
 -- name: complete_listing
-UPDATE kb_source SET listing_count = %(count)s, listing_at = clock_timestamp(), listing_digest = %(digest)s,
-    watermark = watermark || %(watermark)s, waiting_deletions = 0
+UPDATE kb_source SET listing_count = %(count)s, listing_at = clock_timestamp(), listing_digest = %(digest)s, waiting_deletions = 0
 WHERE id = %(source)s
+
+-- name: store_watermark
+UPDATE kb_source SET watermark = %(watermark)s WHERE id = %(source)s
 
 -- name: waiting
 UPDATE kb_source SET waiting_deletions = %(waiting)s WHERE id = %(source)s
@@ -79,10 +97,14 @@ WHERE d.id = ANY(%(ids)s::bigint[]) AND d.hidden_sync IS NULL AND d.status <> 'D
   AND d.seen_at < %(started)s::timestamptz - %(lag)s * interval '1 second'
   AND NOT EXISTS (SELECT FROM sync_seen s WHERE s.walk_id = %(walk)s AND s.doc_id = d.id)
 
+-- name: deleted_since
+SELECT external_id FROM kb_doc
+WHERE source_id = %(source)s AND status = 'DELETED' AND seen_seq > %(mark)s AND external_id = ANY(%(ids)s::text[])
+
 -- name: hidden
 SELECT id, external_id, hidden_sync FROM kb_doc
 WHERE source_id = %(source)s AND status <> 'DELETED' AND hidden_sync IS NOT NULL AND id > %(after)s ORDER BY id LIMIT %(limit)s
 
 -- name: recent
-SELECT id, status, verdict, reasons, resumed, counts, started_at, finished_at, error FROM sync_job
+SELECT id, kind, status, verdict, reasons, resumed, counts, started_at, finished_at, error FROM sync_job
 WHERE source_id = %(source)s ORDER BY id DESC LIMIT %(limit)s

@@ -272,12 +272,16 @@ def test_writers_at_once_lose_nothing(bench: Bench) -> None:
 
 
 @pytest.fixture(scope="module")
-def large(pool: Pool, tmp_path_factory: pytest.TempPathFactory, database_url: str) -> Iterator[tuple[Bench, NDArray[np.float32]]]:
+def large(
+    pool: Pool, tmp_path_factory: pytest.TempPathFactory, database_url: str
+) -> Iterator[tuple[Bench, NDArray[np.float32]]]:
     """A promoted space with 6,000 vectors and the index that settle() built. One in 40 is for principal 1 only."""
     from kb_pipeline.settings import Settings
     from kb_pipeline.store.migrations import migrations
 
-    settings = Settings(home=tmp_path_factory.mktemp("large") / ".kb", database_url=database_url, embedder="hashing", own_shard_chunks=10)
+    settings = Settings(
+        home=tmp_path_factory.mktemp("large") / ".kb", database_url=database_url, embedder="hashing", own_shard_chunks=10
+    )
     app = FakedApp(settings, pool, migrations()[-1].version)
     space = app.add_space("large", embedder_options={"dimension": DIMENSION})
     index = app.engine.index(space)
@@ -387,7 +391,10 @@ def plan(bench: Bench, acl: list[int] | None) -> str:
 def test_a_server_without_pgvector_is_told_what_to_install(server: Server) -> None:
     """A database that has no such extension and a server that could not make one."""
     index, ref, pool = _bare(server)
-    with _extension(None, None), pytest.raises(Misconfigured, match="no extension 'vector': install pgvector 0.7 or later") as e:
+    with (
+        _extension(None, None),
+        pytest.raises(Misconfigured, match="no extension 'vector': install pgvector 0.7 or later") as e,
+    ):
         index.ensure(ref)
     assert e.value.code == "no_pgvector"
     pool.close()
@@ -398,7 +405,10 @@ def test_a_pgvector_without_halfvec_is_named_with_the_version_that_is_needed(
     server: Server, installed: str | None, available: str | None
 ) -> None:
     index, ref, pool = _bare(server)
-    with _extension(installed, available), pytest.raises(Misconfigured, match=f"pgvector {installed or available} is too old: 0.7") as e:
+    with (
+        _extension(installed, available),
+        pytest.raises(Misconfigured, match=f"pgvector {installed or available} is too old: 0.7") as e,
+    ):
         index.ensure(ref)
     assert e.value.code == "pgvector_too_old"
     pool.close()

@@ -92,7 +92,7 @@ def test_an_error_in_mid_listing_deletes_nothing(make_flow: Callable[..., Flow],
     assert {"aa.md", "jj.md"} <= _living(flow)
     assert ("bb.md" in flow.showing("freshword0x5")) == (page > 0)  # pages before the error were taken in
     (job,) = flow.execute("SELECT status, verdict, error FROM sync_job WHERE source_id = %(source)s ORDER BY id DESC LIMIT 1")
-    assert (job.status, job.verdict) == ("FAILED", "PARTIAL")
+    assert (job.status, job.verdict) == ("ROLLBACK", "PARTIAL")
     assert error.code in job.error
     assert flow.execute("SELECT watermark FROM kb_source WHERE id = %(source)s")[0].watermark == watermark
     flow.memory.page_errors.clear()

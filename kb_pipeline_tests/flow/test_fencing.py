@@ -7,8 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from kb_pipeline.errors import Rejected, Transient
-from kb_pipeline.maintenance.delete_space import delete_space
+from kb_pipeline.errors import Rejected
 from kb_pipeline.maintenance.vector_gc import collect_vectors
 from kb_pipeline.model import IndexRef
 from kb_pipeline.states import FLOW, Node
@@ -358,61 +357,3 @@ def test_a_dead_version_whose_chunks_were_erased_is_cut_again_when_it_is_retried
     assert published.showing("novelty") == {"a.md"}
     assert (len(published.embedder.calls), len(published.memory.fetched)) == (calls, 2)
     published.assert_whole()
-
-
-# --- a space that is deleted under its workers ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("place", ["embedder", "index"])
-def test_a_worker_writes_nothing_into_a_space_that_was_deleted_meanwhile(published: Flow, place: str) -> None:
-    gate: Gate = getattr(published.app, place).gate
-    gate.close()
-    with published.beside(published.ingest) as ended:
-        gate.await_caller()
-        residue = delete_space(published.engine, published.space)
-        assert set(residue.values()) == {0}
-        before = published.rows()
-        gate.open()
-    assert ended[0].published == 0
-    after = published.rows()
-    assert after["kb_embedding"] == before["kb_embedding"]
-    assert {k: n for k, n in after.items() if n and k != "kb_embedding"} == {}
-    assert published.index.indexes == {} and published.blobs.objects == {}
-    with pytest.raises(Rejected):
-        published.hits("novelty")
-    assert published.execute("SELECT status FROM kb_space WHERE id = %(space)s")[0].status == "DELETED"
-
-
-def test_a_walk_writes_nothing_into_a_space_that_was_deleted_meanwhile(published: Flow) -> None:
-    published.memory.put("b.md", article("b"))
-    published.memory.gate.close()
-    with published.beside(published.walk) as ended:
-        published.memory.gate.await_caller()
-        assert set(delete_space(published.engine, published.space).values()) == {0}
-        published.memory.gate.open()
-    assert ended[0].errors["memory"].code == "space_gone"
-    assert sum(n for k, n in published.rows().items() if k != "kb_embedding") == 0
-
-
-def test_deleting_a_space_that_was_half_deleted_ends_the_same(published: Flow) -> None:
-    published.index.down = True
-    with pytest.raises(Transient):
-        delete_space(published.engine, published.space)
-    assert published.execute("SELECT status FROM kb_space WHERE id = %(space)s")[0].status == "DELETING"
-    assert published.ingest().tasks == 0
-    published.index.down = False
-    assert set(delete_space(published.engine, published.space).values()) == {0}
-    assert published.execute("SELECT status FROM kb_space WHERE id = %(space)s")[0].status == "DELETED"
-
-
-def test_a_space_made_again_under_the_same_key_is_out_of_reach_of_an_old_worker(published: Flow) -> None:
-    published.embedder.gate.close()
-    with published.beside(published.ingest):
-        published.embedder.gate.await_caller()
-        delete_space(published.engine, published.space)
-        again = published.app.add_space(published.space.key)
-        published.embedder.gate.open()
-    assert again.id != published.space.id
-    with transaction(published.app.pool) as c:
-        assert c.execute("SELECT count(*) AS n FROM kb_chunk WHERE space_id = %s", (again.id,)).fetchone().n == 0  # type: ignore[union-attr]
-        assert spaces.lock_shared(c, published.space) is None

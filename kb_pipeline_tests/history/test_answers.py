@@ -144,6 +144,7 @@ def test_a_replay_beyond_the_horizon_is_refused_and_the_log_is_still_shown(loade
     given = _asked(loaded, "maple")
     write(loaded, "a.md", NEW)
     loaded.execute("UPDATE kb_space SET as_of_horizon = clock_timestamp() WHERE id = %(space)s")
+    loaded.execute("DELETE FROM kb_embedding")  # a purge takes vectors too, but that is not the reason to tell
     with pytest.raises(Rejected) as refused:
         _replay(loaded, given)
     assert refused.value.code == "purged" and loaded.space.key in refused.value.message
@@ -175,6 +176,19 @@ def test_a_replay_says_which_vector_is_another_one(loaded: Flow) -> None:
     )
     again = _replay(loaded, given)
     assert [d.position for d in again.differences] == [1]
+
+
+def test_a_logged_chunk_that_was_not_current_is_a_difference_however_near_it_is(flow: Flow) -> None:
+    text = article("maple", 2)
+    write(flow, "a.md", text)
+    given = _asked(flow, "maple Section 1", 1)
+    write(flow, "a.md", text + "\n## Section 1" + text.rpartition("## Section 1")[2])
+    held = {r.id for r in flow.execute("SELECT id FROM kb_chunk WHERE space_id = %(space)s AND occurrence = 1")}
+    assert len(held) == 1
+    flow.execute("UPDATE kb_answer SET chunk_ids = %(held)s WHERE id = %(id)s", held=list(held), id=given.answer_id)
+    again = _replay(flow, given)
+    assert [(d.logged_chunk, d.replayed_chunk) for d in again.differences] == [(min(held), given.hits[0].chunk_id)]
+    assert again.differences[0].logged_score == pytest.approx(again.differences[0].replayed_score, abs=1e-5)
 
 
 def test_chunks_that_are_equally_near_may_stand_in_any_order(flow: Flow) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from kb_pipeline_tests.cli.conftest import folder, home, kb, loaded  # noqa: F401
 from kb_pipeline_tests.flow.conftest import flow, lying, make_flow  # noqa: F401
 from kb_pipeline_tests.flow.scenario import Flow
 from kb_pipeline_tests.maintenance.watched import WatchedIndex

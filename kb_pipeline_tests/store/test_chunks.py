@@ -35,7 +35,9 @@ def test_chunks_are_stored_in_reading_order_with_exactly_what_is_embedded(shelf:
     assert [(r.content, r.display, r.prefix, r.page_from, r.page_to) for r in rows] == [
         (x.text, x.display, "Title", 1, 2) for x in pieces
     ]
-    hashes = shelf.rows("SELECT content_hash FROM kb_chunk WHERE doc_id = %(doc)s AND shard = %(shard)s", doc=doc, shard=shelf.shard)
+    hashes = shelf.rows(
+        "SELECT content_hash FROM kb_chunk WHERE doc_id = %(doc)s AND shard = %(shard)s", doc=doc, shard=shelf.shard
+    )
     assert {bytes(r.content_hash) for r in hashes} == {x.content_hash for x in pieces}
 
 

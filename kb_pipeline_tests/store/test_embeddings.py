@@ -8,7 +8,7 @@ import pytest
 
 from kb_pipeline.states import Node
 from kb_pipeline.store import embeddings, publications, removal
-from kb_pipeline.store.database import Pool, transaction
+from kb_pipeline.store.database import Pool, transaction, worker_id
 from kb_pipeline.store.spaces import Space, ensure_model
 from kb_pipeline_tests.fakes import FakedApp
 from kb_pipeline_tests.store.shelf import Shelf, cut
@@ -65,6 +65,25 @@ def test_a_claim_is_taken_over_when_its_lease_is_over_and_not_before(pool: Pool,
     assert missing(pool, model, wanted) == set()
 
 
+def test_the_claim_of_a_process_that_is_known_to_be_dead_is_taken_over_at_once(pool: Pool, model: int) -> None:
+    """After a kill nobody waits for a lease that no one will ever renew."""
+    first, _ = claim(pool, model, hashes("a", "b"), 3600)
+    store(pool, model, first, hashes("b"))
+    with transaction(pool) as c:
+        dead = worker_id().rpartition("/")[0] + "/0"
+        c.execute("UPDATE kb_embedding SET owner = %s WHERE model_id = %s AND owner IS NOT NULL", [dead, model])
+    _, mine = claim(pool, model, hashes("a", "b"))
+    assert mine == set(hashes("a"))
+    assert claim(pool, model, hashes("a"))[1] == set()  # and this one lives
+
+
+def test_a_claim_whose_answer_was_lost_is_had_again_with_its_token(pool: Pool, model: int) -> None:
+    token, mine = claim(pool, model, hashes("a"))
+    assert claim(pool, model, hashes("a"))[1] == set()
+    with transaction(pool) as c:
+        assert embeddings.claim(c, model, hashes("a"), 60, token) == (token, mine)
+
+
 def test_a_stored_vector_is_never_replaced(pool: Pool, model: int) -> None:
     token, _ = claim(pool, model, hashes("a"))
     assert store(pool, model, token, hashes("a")) == 1
@@ -115,7 +134,9 @@ def test_a_pin_wins_over_a_purge_that_began_before_it(pool: Pool, model: int) ->
                     return removal.forget_unused_embeddings(d, model)
 
             running = threads.submit(purge)
-            waiting = "SELECT count(*) AS n FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+            waiting = (
+                "SELECT count(*) AS n FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+            )
             while not running.done():
                 with transaction(pool) as d:
                     if d.execute(waiting).fetchone().n:  # type: ignore[union-attr]

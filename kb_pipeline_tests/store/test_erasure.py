@@ -145,7 +145,9 @@ def test_an_id_that_is_still_in_the_index_keeps_its_tombstone_and_waits_longer_e
     (old,) = dead(shelf)
     confirm(shelf, [], (old,))
     confirm(shelf, [], (old,))
-    row = shelf.rows("SELECT state, tries, not_before > clock_timestamp() AS later FROM vector_tombstone WHERE vec_id = %(id)s", id=old)[0]
+    row = shelf.rows(
+        "SELECT state, tries, not_before > clock_timestamp() AS later FROM vector_tombstone WHERE vec_id = %(id)s", id=old
+    )[0]
     assert tuple(row) == ("E", 2, True)
     assert dead(shelf) == [old]
     assert state(shelf, doc, "A").vec_status == 3
@@ -248,3 +250,14 @@ def test_a_waiting_tombstone_of_an_erased_row_is_dead_at_once(shelf: Shelf) -> N
     shelf.delete(doc)
     erase(shelf, doc)
     assert set(shelf.tombstones().values()) == {"E"} and len(shelf.tombstones()) == 2
+
+
+def test_the_vectors_of_a_deleted_document_are_collected_even_if_nobody_erases_its_rows(shelf: Shelf) -> None:
+    """The process dies between the deletion and ERASE; a version in flight has vectors there, too."""
+    doc = shelf.published("a", "A")
+    working(shelf, doc, "A", "B")
+    vectors = {r.vec_id for r in shelf.states(doc)}
+    shelf.delete(doc)
+    decide(shelf)
+    assert set(dead(shelf)) == vectors
+    assert shelf.tombstones() == dict.fromkeys(vectors, "E")

@@ -52,7 +52,9 @@ def test_four_processes_at_once_migrate_an_empty_database_once(server: Server) -
     with server.database() as url:
         command = [sys.executable, "-c", MIGRATE, url]
         started = [
-            subprocess.Popen(command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            subprocess.Popen(
+                command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            )
             for _ in range(4)
         ]
         for process in started:
@@ -138,7 +140,9 @@ def without_rights_on_the_schema(url: str) -> Iterator[str]:
 def test_a_role_that_may_not_create_is_told_which_right_is_missing(empty: Pool) -> None:
     with without_rights_on_the_schema(empty.conninfo) as url:
         pool = open_pool(url, max_size=1)
-        with pytest.raises(Misconfigured, match="may not create tables: permission denied for schema public. Grant CREATE") as e:
+        with pytest.raises(
+            Misconfigured, match="may not create tables: permission denied for schema public. Grant CREATE"
+        ) as e:
             migrate(pool)
         pool.close()
     assert e.value.code == "missing_right"

@@ -92,7 +92,8 @@ def partitions_locked(c: Any) -> set[str]:
 
 def statements(library: Library) -> dict[str, tuple[Any, dict[str, Any]]]:
     ids, docs = {"ids": library.ids}, {"docs": library.docs[:20], "versions": [1] * 20}
-    join = {"chunks": library.ids, "docs": library.docs, "scores": [0.5] * 64, "principals": ["a"], "since": "2020-01-01"}
+    join = {"vectors": library.vectors, "chunks": library.ids, "docs": library.docs, "scores": [0.5] * 64, "principals": ["a"]}
+    join["since"] = "2020-01-01"
     return {
         "wanted": (publications.SQL.wanted, ids),
         "revive": (publications.SQL.revive, ids),
@@ -105,7 +106,7 @@ def statements(library: Library) -> dict[str, tuple[Any, dict[str, Any]]]:
         "restated": (chunks.SQL.restated, {}),
         "reference": (chunks.SQL.reference, {**docs, "recipes": ["r"] * 20}),
         "publish": (publications.SQL.publish, docs),
-        "erase": (erasure.SQL.erase, docs),
+        "erase": (erasure.SQL.erase, {**docs, "limit": None}),
         "mark erasing": (erasure.SQL.mark_erasing, docs),
         "drop living": (erasure.SQL.drop_living, docs),
     }

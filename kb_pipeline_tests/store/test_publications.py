@@ -124,7 +124,9 @@ def test_a_document_has_one_open_publication_and_a_closed_one_per_time_it_was_cu
 def test_publications_of_one_document_do_not_leave_a_gap(shelf: Shelf) -> None:
     doc = shelf.published("a", "one")
     shelf.edited(doc, "two")
-    first, second = shelf.rows("SELECT from_at, to_at, from_xid::text, to_xid::text FROM kb_publication WHERE doc_id = %(doc)s ORDER BY 1", doc=doc)
+    first, second = shelf.rows(
+        "SELECT from_at, to_at, from_xid::text, to_xid::text FROM kb_publication WHERE doc_id = %(doc)s ORDER BY 1", doc=doc
+    )
     assert first.to_at <= second.from_at
     assert first.to_xid == second.from_xid  # one transaction closed the one and opened the other
 

@@ -45,7 +45,9 @@ def left(pool: Pool, space: Space) -> dict[str, int]:
     found = {}
     with transaction(pool) as c:
         for row in c.execute(TABLES).fetchall():
-            query = psycopg.sql.SQL("SELECT count(*) AS n FROM {} WHERE space_id = %s").format(psycopg.sql.Identifier(row.table_name))
+            query = psycopg.sql.SQL("SELECT count(*) AS n FROM {} WHERE space_id = %s").format(
+                psycopg.sql.Identifier(row.table_name)
+            )
             found[row.table_name] = c.execute(query, [space.id]).fetchone().n  # type: ignore[union-attr]
     assert {"kb_chunk", "kb_chunk_state", "kb_doc", "kb_shard", "kb_source", "ingestion_task"} <= set(found)
     return {table: n for table, n in found.items() if n}

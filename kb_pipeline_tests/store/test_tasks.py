@@ -38,7 +38,9 @@ def kill_owner(shelf: Shelf) -> None:
     """The owner was a process of this host and is dead; its lease has not run out."""
     dead = worker_id().rpartition("/")[0] + "/0"
     with transaction(shelf.pool) as c:
-        c.execute("UPDATE ingestion_task SET claimed_by = %s WHERE status = 'PROCESSING' AND space_id = %s", [dead, shelf.space.id])
+        c.execute(
+            "UPDATE ingestion_task SET claimed_by = %s WHERE status = 'PROCESSING' AND space_id = %s", [dead, shelf.space.id]
+        )
 
 
 # --- claim ------------------------------------------------------------------------------------------------------------
@@ -46,7 +48,7 @@ def kill_owner(shelf: Shelf) -> None:
 
 def test_tasks_are_claimed_in_the_order_in_which_they_became_ready(shelf: Shelf) -> None:
     first, second, third = shelf.add("a", "b", "c")
-    given_back = [x for x in shelf.claim(1)]
+    given_back = shelf.claim(1)
     with transaction(shelf.pool) as c:
         tasks.give_back(c, given_back)
     assert [x.doc_id for x in shelf.claim()] == [second, third, first]

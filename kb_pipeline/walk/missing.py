@@ -1,0 +1,89 @@
+"""What a full listing lacks: whether it may be believed, and what is hidden for it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from kb_pipeline.engine import Engine
+from kb_pipeline.model import Presence, Verdict
+from kb_pipeline.ports import Connector
+from kb_pipeline.store import sources, walks
+from kb_pipeline.store.database import Connection, retried, transaction
+from kb_pipeline.store.sources import Source
+from kb_pipeline.store.spaces import Space
+from kb_pipeline.store.walks import Walk
+
+HIDE_BATCH = 500
+
+
+class Missing:
+    """``fence`` begins every transaction. Nothing that was seen or written since the walk began is a candidate."""
+
+    def __init__(
+        self, engine: Engine, source: Source, connector: Connector, walk: Walk, fence: Callable[[Connection], None]
+    ) -> None:
+        self.engine, self.source, self.connector, self.walk, self.fence = engine, source, connector, walk, fence
+        self.lag = connector.capabilities.lag_seconds
+        self.seen = 0
+        self.beyond = 0  # deletions beyond the guard, which somebody has approved
+        self.waiting = 0  # deletions beyond the guard, which nobody has
+        self.omitted = 0  # not listed, although a probe says that they are there
+
+    def judge(self, space: Space) -> None:
+        """Set the verdict of the listing as a whole."""
+        walk = self.walk
+        with transaction(self.engine.pool) as c:
+            self.fence(c)
+            self.seen, missing = walks.seen_count(c, walk.walk_id), walks.count_unseen(c, walk, self.lag)
+            approved = sources.get_source(c, self.source.space_id, self.source.name).approved
+        if walk.verdict is not Verdict.COMPLETE or not missing:
+            return
+        if walk.resumed and not self.connector.capabilities.probe:
+            walk.verdict = Verdict.PARTIAL
+            walk.reasons.append("the walk was interrupted and items may have moved behind it: nothing is removed this time")
+        elif self.seen >= self.engine.limits.shrink_guard * max(self.source.listing_count or 0, self.seen + missing):
+            return
+        elif approved >= missing:
+            self.beyond = missing
+        else:
+            walk.verdict, self.waiting = Verdict.UNTRUSTED, missing
+            walk.reasons.append(
+                f"{missing} of {self.seen + missing} documents were not listed: nothing is removed. If that is right: "
+                f"kb source approve {space.key} {self.source.name} --up-to {missing}"
+            )
+
+    def hide(self) -> None:
+        """In batches."""
+        walk, after = self.walk, 0
+        while True:
+            with transaction(self.engine.pool) as c:
+                rows = walks.unseen_docs(c, walk, self.lag, after, HIDE_BATCH)
+            if not rows:
+                break
+            after = rows[-1].id
+            ids = self._absent([(r.id, r.external_id) for r in rows])
+            retried(lambda ids=ids: self._hide_some(ids))  # type: ignore[misc]
+        if self.omitted:
+            walk.reasons.append(
+                f"{self.omitted} documents were not listed although they are there: the next listing may show them"
+            )
+
+    def _absent(self, rows: Sequence[tuple[int, str]]) -> list[int]:
+        """Of what was not listed, what is hidden. In a stable order everything: it is probed before it is deleted.
+
+        Where an item can move to a page that was read already, a probe has to say so: behind a resumed walk GONE, else
+        anything but PRESENT. What is omitted and hidden would stay so until the next full listing.
+        """
+        if self.connector.capabilities.order_stable or not self.connector.capabilities.probe:
+            return [d for d, _ in rows]
+        answers = self.connector.presence([external_id for _, external_id in rows])
+        self.omitted += sum(a is Presence.PRESENT for a in answers)
+        hidden = {Presence.GONE} if self.walk.resumed else set(Presence) - {Presence.PRESENT}
+        return [d for (d, _), answer in zip(rows, answers, strict=True) if answer in hidden]
+
+    def _hide_some(self, ids: list[int]) -> None:
+        walk = self.walk
+        with transaction(self.engine.pool) as c:
+            self.fence(c)
+            hidden = {**walk.counts, "hidden": walk.counts.get("hidden", 0) + walks.hide_unseen(c, walk, self.lag, ids)}
+            walks.save_progress(c, replace(walk, counts=hidden))
+        walk.counts = hidden
