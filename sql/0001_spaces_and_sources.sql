@@ -92,6 +92,7 @@ CREATE TABLE sync_job (
 );
 CREATE UNIQUE INDEX sync_job_one_open ON sync_job (source_id) WHERE status IN ('PENDING', 'RUNNING');
 CREATE INDEX sync_job_recent ON sync_job (source_id, id DESC);
+CREATE INDEX sync_job_unclean ON sync_job (space_id) WHERE status = 'SUCCESS';
 
 -- Logged on purpose: an unlogged set is empty after a crash, and "not seen" would then mean everything.
 CREATE TABLE sync_seen (

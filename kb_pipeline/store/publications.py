@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from uuid import UUID
 
 from kb_pipeline.statements import load_statements
@@ -50,9 +51,11 @@ def publishable(c: Connection, docs: Mapping[int, int]) -> dict[int, tuple[int, 
     return {r.id: (r.current_ver, r.acl_seq) for r in rows}
 
 
-def close_publications(c: Connection, docs: Sequence[int]) -> None:
-    """What is current ends now: as of a later time these documents do not exist, unless a row follows."""
-    c.execute(SQL.close_publications, {"docs": list(docs)})
+def close_publications(c: Connection, docs: Sequence[int]) -> datetime:
+    """End what is current of these documents, which the caller has locked. Returns the moment, read after the lock."""
+    at: datetime = one(c.execute(SQL.stamp)).at
+    c.execute(SQL.close_publications, {"docs": list(docs), "at": at})
+    return at
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,7 @@ class Published:
 def publish(c: Connection, space_id: int, shard: int, versions: Mapping[int, int]) -> Published:
     """INDEXER 5, behind the fence with documents and index locked: doc -> version become current, all of them or none."""
     values = {"space": space_id, "shard": shard, "docs": list(versions), "versions": list(versions.values())}
-    close_publications(c, list(versions))
-    row = one(c.execute(SQL.publish, values))
+    at = close_publications(c, list(versions))  # one moment for both: a document is never without a version
+    row = one(c.execute(SQL.publish, {**values, "at": at}))
     c.execute(SQL.restate, values)
     return Published(row.documents, row.appeared, row.lost)

@@ -14,8 +14,11 @@ WHERE s.shard = %(shard)s::int AND s.id = ANY(%(ids)s::bigint[]) AND s.space_id 
 -- name: publishable
 SELECT id, current_ver, acl_seq FROM kb_doc WHERE id = ANY(%(docs)s::bigint[]) AND status <> 'DELETED'
 
+-- name: stamp
+SELECT clock_timestamp() AS at
+
 -- name: close_publications
-UPDATE kb_publication SET to_at = clock_timestamp(), to_xid = pg_current_xact_id() WHERE doc_id = ANY(%(docs)s::bigint[]) AND to_at IS NULL
+UPDATE kb_publication SET to_at = %(at)s, to_xid = pg_current_xact_id() WHERE doc_id = ANY(%(docs)s::bigint[]) AND to_at IS NULL
 
 -- name: publish
 WITH x AS (SELECT * FROM unnest(%(docs)s::bigint[], %(versions)s::int[]) x (id, version)),
@@ -35,7 +38,7 @@ WITH x AS (SELECT * FROM unnest(%(docs)s::bigint[], %(versions)s::int[]) x (id, 
            ON CONFLICT (index_id, doc_id, chunk_id) DO UPDATE SET seq = nextval('kb_todo_seq')),
      v AS (UPDATE kb_doc_version v SET status = 'READY' FROM d WHERE v.doc_id = d.id AND v.version = d.version),
      b AS (INSERT INTO kb_publication (space_id, doc_id, version, from_at, from_xid)
-           SELECT %(space)s, id, version, clock_timestamp(), pg_current_xact_id() FROM d)
+           SELECT %(space)s, id, version, %(at)s, pg_current_xact_id() FROM d)
 SELECT (SELECT count(*) FROM d) AS documents, (SELECT count(*) FROM f WHERE cur) AS appeared, (SELECT count(*) FROM f WHERE NOT cur) AS lost
 
 -- name: restate

@@ -68,12 +68,13 @@ class Missing:
             )
 
     def _absent(self, rows: Sequence[tuple[int, str]]) -> list[int]:
-        """Of what was not listed, what is hidden. In a stable order everything: it is probed before it is deleted.
+        """Of what was not listed, what is hidden: everything where the next pass lists everything in a stable order again.
 
-        Where an item can move to a page that was read already, a probe has to say so: behind a resumed walk GONE, else
-        anything but PRESENT. What is omitted and hidden would stay so until the next full listing.
+        Else a probe has to say so, GONE behind a resumed walk and anything but PRESENT behind another: items may have moved
+        to a page that was read already, and what is hidden by mistake would stay so until the next full listing.
         """
-        if self.connector.capabilities.order_stable or not self.connector.capabilities.probe:
+        can = self.connector.capabilities
+        if not can.probe or (can.order_stable and not can.changes):
             return [d for d, _ in rows]
         answers = self.connector.presence([external_id for _, external_id in rows])
         self.omitted += sum(a is Presence.PRESENT for a in answers)

@@ -81,11 +81,11 @@ class Walker:
     def run(self, *, full: bool) -> PassReport:
         self._begin(scopes_of(self.connector), full)
         walk = self.walk
+        total = self.source.listing_count or 0 if walk.kind is WalkKind.FULL else 0
         with closing(list_pages(self.engine, self.connector, walk)) as pages:
             for found in pages:
                 self._take(found)
-                what = f"listing {self.source.name}"
-                self.progress(Progress(what, walk.counts.get("seen", 0), self.source.listing_count or 0))
+                self.progress(Progress(f"listing {self.source.name}", walk.counts.get("seen", 0), total))
         self._end()
         return self.report
 

@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 
 from kb_pipeline.cli.sync import exit_code
-from kb_pipeline.errors import KbError
 from kb_pipeline.maintenance.delete_space import delete_space
 from kb_pipeline.maintenance.purge import purge
 from kb_pipeline.maintenance.reconcile import reconcile
 from kb_pipeline.maintenance.vector_gc import collect_vectors
 from kb_pipeline.store.database import Pool, open_pool
 from kb_pipeline.versions import rollback
-from kb_pipeline_tests.faults.faulty import assert_true, hand_lease_to_another_process, recover, unfinished
+from kb_pipeline_tests.faults.faulty import assert_true, hand_lease_to_another_process, quietly, recover, unfinished
 from kb_pipeline_tests.flow.scenario import Flow, article
 
 NAMES = [f"w{n:02}" for n in range(24)]
@@ -147,10 +146,7 @@ def test_a_space_that_is_deleted_under_everybody_leaves_nothing(make_flow: Calla
             started.wait()
             done = 0
             while not stop.is_set():
-                try:
-                    work()
-                except KbError:
-                    pass  # the space is gone: said in words
+                quietly(work)  # the space is gone: said in words
                 done += 1
             return done
 

@@ -16,7 +16,7 @@ from kb_pipeline.maintenance.delete_space import delete_space
 from kb_pipeline.maintenance.deletion import delete_document
 from kb_pipeline.ports import Vectors
 from kb_pipeline_tests.fakes import CountingEmbedder, MemoryIndex
-from kb_pipeline_tests.faults.faulty import assert_true, unfinished
+from kb_pipeline_tests.faults.faulty import unfinished
 from kb_pipeline_tests.flow.scenario import Flow, article
 
 NAMES = [f"w{n}" for n in range(8)]
@@ -68,7 +68,9 @@ def finish(flow: Flow) -> None:
 
 
 @pytest.mark.parametrize("at", [0, 1, 3])
-def test_a_request_that_times_out_costs_its_own_texts_and_is_asked_once_more(flow: Flow, embedder: SmallBatches, at: int) -> None:
+def test_a_request_that_times_out_costs_its_own_texts_and_is_asked_once_more(
+    flow: Flow, embedder: SmallBatches, at: int
+) -> None:
     asked: list[list[str]] = []
 
     def spoil(texts: list[str], vectors: Vectors) -> Vectors:
@@ -89,8 +91,12 @@ def test_a_request_that_times_out_costs_its_own_texts_and_is_asked_once_more(flo
     flow.assert_whole()
 
 
-@pytest.mark.parametrize(("kind", "code"), [("few", "wrong_count"), ("many", "wrong_count"), ("flat", "wrong_count"), ("short", "wrong_dimension")])
-def test_an_answer_of_the_wrong_shape_is_no_answer_to_anything(flow: Flow, embedder: SmallBatches, kind: str, code: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "code"), [("few", "wrong_count"), ("many", "wrong_count"), ("flat", "wrong_count"), ("short", "wrong_dimension")]
+)
+def test_an_answer_of_the_wrong_shape_is_no_answer_to_anything(
+    flow: Flow, embedder: SmallBatches, kind: str, code: str
+) -> None:
     """A vector too few: there is no telling whose it is. The model changed: no further request is made."""
     shapes: dict[str, Callable[[Vectors], Vectors]] = {
         "few": lambda v: v[1:], "many": lambda v: np.concatenate([v, v[:1]]), "flat": lambda v: v.ravel(), "short": lambda v: v[:, :-1],
@@ -127,7 +133,9 @@ def test_a_vector_of_no_numbers_costs_its_document_only(flow: Flow, embedder: Sm
     flow.assert_whole()
 
 
-def test_one_poison_text_is_found_by_halving_and_nothing_is_asked_twice_for_its_neighbours(flow: Flow, embedder: SmallBatches) -> None:
+def test_one_poison_text_is_found_by_halving_and_nothing_is_asked_twice_for_its_neighbours(
+    flow: Flow, embedder: SmallBatches
+) -> None:
     embedder.refused = {"w3word1x": Rejected("the endpoint refused the text", code="refused")}
     report = flow.ingest()
     assert (report.published, report.failed, cached(flow)) == (7, 1, 15)
@@ -177,7 +185,9 @@ def _delete_space(flow: Flow) -> None:
 
 
 @pytest.mark.parametrize("give_up", [_cancel_task, _delete_document, _delete_space])
-def test_a_call_whose_result_nobody_wants_ends_and_is_not_written(flow: Flow, embedder: SmallBatches, give_up: Callable[[Flow], None]) -> None:
+def test_a_call_whose_result_nobody_wants_ends_and_is_not_written(
+    flow: Flow, embedder: SmallBatches, give_up: Callable[[Flow], None]
+) -> None:
     embedder.gate.close()
     with flow.beside(lambda: flow.ingest(limit=1)) as ended:
         embedder.gate.await_caller()
@@ -234,7 +244,9 @@ with open_app(load_settings({}, home=Path(home), database_url=url, embedder="has
 """
 
 
-def test_a_process_that_dies_in_the_middle_of_a_load_repeats_one_request(make_flow: Callable[..., Flow], database_url: str, tmp_path: Path) -> None:
+def test_a_process_that_dies_in_the_middle_of_a_load_repeats_one_request(
+    make_flow: Callable[..., Flow], database_url: str, tmp_path: Path
+) -> None:
     """Each process dies at its third request. Nothing waits for a lease: its owner is known to be dead."""
     flow = make_flow()
     folder, log = tmp_path / "docs", tmp_path / "asked"

@@ -242,7 +242,7 @@ def test_after_any_weather_one_pass_one_reconciliation_and_one_gc_make_it_true(m
     index = ChaoticIndex(seed)
     flow = make(index, batch_size=3)
     rng, shelf = random.Random(seed), {}
-    for n in range(12):
+    for n in range(9):
         name = rng.choice(TREES)
         if rng.random() < 0.2 and f"{name}.md" in flow.memory.items and len(flow.memory.items) > 2:
             shelf[name] = flow.memory.items[f"{name}.md"][1]

@@ -59,7 +59,9 @@ def database_url(embedded_server: Server, tmp_path_factory: pytest.TempPathFacto
         users.write_text(f'"{parts.username}" "{parts.password}"\n')
         account = "user = nobody" if os.geteuid() == 0 else ""  # it refuses to run as root
         ini = folder / "pgbouncer.ini"
-        ini.write_text(CONFIGURATION.format(server_port=parts.port, port=port, users=users, size=SERVER_CONNECTIONS, account=account))
+        ini.write_text(
+            CONFIGURATION.format(server_port=parts.port, port=port, users=users, size=SERVER_CONNECTIONS, account=account)
+        )
         process = subprocess.Popen([str(PROGRAM), "-q", str(ini)], stderr=subprocess.DEVNULL)
         try:
             url = direct.replace(f":{parts.port}/", f":{port}/")

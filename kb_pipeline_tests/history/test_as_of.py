@@ -16,7 +16,7 @@ from kb_pipeline.errors import KbError, Misconfigured, Rejected, Transient
 from kb_pipeline.model import Candidate, Hit, IndexRef
 from kb_pipeline.store import spaces
 from kb_pipeline.store.database import transaction
-from kb_pipeline.store.documents import lock_documents
+from kb_pipeline.store.documents import delete_documents, lock_documents
 from kb_pipeline_tests.fakes import LONGEST_WAIT, MemoryIndex
 from kb_pipeline_tests.flow.scenario import Flow, article
 from kb_pipeline_tests.history.past import ALL, ask, back_to, delete, hide, now, restrict, shift, showing, write
@@ -161,6 +161,19 @@ def test_a_deleted_document_is_withheld_and_counted(flow: Flow, k: int) -> None:
     found = ask(flow, "mapleword1x7", at, k=k)
     assert {h.external_id for h in found.hits} == {"b.md"} and found.withheld == 1
     assert ask(flow, "mapleword1x7", after, k=k).withheld == 0
+
+
+def test_a_deleted_document_counts_once_also_before_its_chunks_are_erased(flow: Flow) -> None:
+    doc_id = write(flow, "a.md", OLD)
+    write(flow, "b.md", OTHER)
+    at = now(flow)
+    with transaction(flow.app.pool) as c:
+        shard = spaces.lock_shared(c, flow.space)
+        assert shard is not None and lock_documents(c, [doc_id])
+        delete_documents(c, flow.space.id, shard, [doc_id])
+    for k in (1, ALL):
+        found = ask(flow, "mapleword1x7", at, k)
+        assert {h.external_id for h in found.hits} == {"b.md"} and found.withheld == 1
 
 
 @pytest.mark.parametrize("edited", [False, True])

@@ -15,6 +15,7 @@ from kb_pipeline.maintenance import purge as purging
 from kb_pipeline.maintenance.purge import PurgeReport, forget_embeddings, purge
 from kb_pipeline.states import Node
 from kb_pipeline.store import documents, embeddings, retention, spaces, tasks
+from kb_pipeline.store.chunks import VersionChunks, store_chunks
 from kb_pipeline.store.database import transaction
 from kb_pipeline.versions import rollback, version_text
 from kb_pipeline_tests.fakes import MemoryIndex
@@ -187,24 +188,26 @@ def _two_versions(shelf: Shelf) -> tuple[int, int]:
 def test_a_chunk_that_a_new_version_takes_up_while_purge_waits_for_the_document_stays(lying: Flow, shelf: Shelf) -> None:
     """PROTOCOL 11: selected as unreferenced, referenced by the time the document's lock is ours."""
     flow = _retaining(lying, 1)
-    doc_id, row_of_a = _two_versions(shelf)
-    shelf.edit(doc_id)
-    shelf.sweep()
+    (doc_id,) = shelf.add("a.md")
     (claim,) = shelf.claim()
+    shelf.chunk(claim, cut("A"))
+    shelf.fail(claim, None)  # version 1 died with A, which nothing refers to from now on
+    (row_of_a,) = shelf.states(doc_id)
+    shelf.edited(doc_id, "B")
+    shelf.edit(doc_id)
+    (claim,) = _claimed(shelf)
     ended: list[Any] = []
     thread = Thread(target=lambda: ended.append(_purge(flow)))
     with transaction(flow.app.pool) as c:
         held = tasks.fence(c, flow.space, [claim], documents=True)
-        from kb_pipeline.store.chunks import VersionChunks, store_chunks
-
         stored = store_chunks(c, flow.space.id, held.shard, [VersionChunks(doc_id, claim.version, "recipe", cut("A", "C"))])
         assert stored[doc_id] == (1, 1)
         thread.start()
-        await_blocked(flow.app.pool)
+        await_blocked(flow.app.pool, thread)
     thread.join()
     assert isinstance(ended[0], PurgeReport)
     _assert_complete(flow)
-    assert row_of_a in {r.id for r in shelf.states(doc_id)}
+    assert row_of_a.id in {r.id for r in shelf.states(doc_id)}
     shelf.publish(shelf.at(Node.INDEXER, [claim])[0])
     _assert_complete(flow)
 

@@ -1,15 +1,15 @@
 """Fakes that run a test's own code at one moment, and hands that break an index behind our back."""
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from hashlib import sha256
+from threading import Thread
 from typing import Any, BinaryIO
 from uuid import UUID, uuid4
 
 from kb_pipeline.model import IndexRef, VectorEntry
 from kb_pipeline.store import spaces
-from kb_pipeline.store.database import Pool, transaction
+from kb_pipeline.store.database import Pool, one, transaction
 from kb_pipeline_tests.fakes import MemoryBlobs, MemoryIndex
 from kb_pipeline_tests.flow.scenario import Flow
 
@@ -113,16 +113,14 @@ def text_for_bucket(flow: Flow, bucket: int) -> tuple[str, UUID]:
     raise AssertionError("no text falls into this bucket")
 
 
-def await_blocked(pool: Pool, count: int = 1) -> None:
-    """Until ``count`` transactions wait for a lock. PostgreSQL has no event for it."""
+def await_blocked(pool: Pool, thread: Thread) -> None:
+    """Until a transaction waits for a lock, or ``thread`` is over without one. PostgreSQL has no event for it."""
     query = (
         "SELECT count(*) AS n FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' "
         "AND pid <> pg_backend_pid()"
     )
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
+    while thread.is_alive():
         with transaction(pool) as c:
-            if c.execute(query).fetchone().n >= count:  # type: ignore[union-attr]
+            if one(c.execute(query)).n:
                 return
-        time.sleep(0.01)
-    raise AssertionError("nobody waits for a lock")
+        thread.join(0.02)

@@ -5,7 +5,7 @@ Each rule can be taken away, so that a test sees that it is needed.
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from kb_pipeline.model import Json, Known, Page, Presence
 from kb_pipeline.ports import WHOLE
@@ -26,7 +26,6 @@ RULES = {
     "probe": "behind a resumed walk only what a probe calls gone is hidden",
     "full_only": "an incremental walk hides nothing",
 }
-NOBODY = Known(0, "", None, 1, None, None, None, False, 0, "", "", None, None)
 NATURES = [
     Nature(resolution, skew, stable, ahead)
     for resolution in (0.0, 1.0, 60.0, 86400.0)
@@ -35,6 +34,10 @@ NATURES = [
     for ahead in (-900.0, 0.0, 900.0)
 ]
 ITEMS = ("a", "b", "c", "d", "e")
+
+
+def known_as(external_id: str, revision: str) -> Known:
+    return Known(0, external_id, None, 1, None, revision, None, False, 0, external_id, external_id, None, None)
 
 
 class Broken(AssertionError):
@@ -110,14 +113,9 @@ class Replica:
     def _take(self, walk: OpenWalk, page: Page) -> None:
         found = snapshot.classify(page.items, self.known)
         walk.seen.update(i.external_id for i in page.items)
-        for item in found.new:
-            self.known[item.external_id] = replace(
-                NOBODY, external_id=item.external_id, revision=snapshot.stored_revision(item)
-            )
-        for item, old in found.changed:
-            self.known[item.external_id] = replace(old, revision=snapshot.stored_revision(item))
-        self.waiting.update(i.external_id for i in found.new)
-        self.waiting.update(i.external_id for i, _ in found.changed)
+        for item in (*found.new, *(i for i, _ in found.changed)):
+            self.known[item.external_id] = known_as(item.external_id, snapshot.stored_revision(item))
+            self.waiting.add(item.external_id)
 
     def _end(self, walk: OpenWalk) -> None:
         caps = self.source.capabilities
@@ -154,7 +152,7 @@ class Replica:
                 revision = snapshot.fetched_revision(listed, revision)
             elif listed.endswith(snapshot.PROVISIONAL):
                 revision += snapshot.PROVISIONAL
-            self.known[name] = replace(self.known[name], revision=revision)
+            self.known[name] = known_as(name, revision)
             self.stored += self.content.get(name) != content
             self.content[name] = content
         self.waiting.clear()

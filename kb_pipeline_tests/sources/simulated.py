@@ -164,7 +164,7 @@ class SimulatedSource:
         return self._pages(checkpoint, limit, changed, by_stamp=True)
 
     def scope_of(self, external_id: str) -> str:
-        return external_id.split("/")[0]
+        return external_id.split("/", maxsplit=1)[0]
 
     def _pages(self, checkpoint: Json | None, limit: int, chosen: Callable[[str], bool], *, by_stamp: bool) -> Iterator[Page]:
         walk = self._keyset if self.nature.stable else self._cursor

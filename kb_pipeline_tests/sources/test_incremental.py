@@ -292,6 +292,28 @@ def test_an_item_that_a_listing_omits_is_not_hidden_while_it_is_there(make_flow:
     assert visible(flow) == content_of(source)
 
 
+class Lagging(SimulatedSource):
+    """A listing out of an index that has lost an item for a while."""
+
+    lost: str | None = None
+
+    def pages(self, checkpoint: Json | None, limit: int) -> Iterator[Page]:
+        return self._pages(checkpoint, limit, lambda n: n != self.lost, by_stamp=False)
+
+
+def test_an_item_that_a_stable_listing_omits_is_not_hidden_for_a_day(make_flow: Callable[..., Flow]) -> None:
+    source = Lagging(Nature())
+    for name in NAMES:
+        source.put(name)
+    flow = make_flow(memory=source, index=MemoryIndex(), page_size=3)
+    flow.sync()
+    source.wait(10_000)
+    watermark, source.lost = watermark_of(flow), "c"
+    assert flow.sync(full=True).passes[0].counts["hidden"] == 0
+    assert visible(flow) == content_of(source)
+    assert watermark_of(flow) == watermark
+
+
 def test_an_item_that_is_listed_twice_is_taken_once(make_flow: Callable[..., Flow]) -> None:
     """The very first listing, too: nothing about it is left to be listed again."""
     source = SimulatedSource(Nature(stable=False))

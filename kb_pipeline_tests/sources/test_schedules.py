@@ -77,12 +77,12 @@ class Life:
             self.edit()
         self.pause()
         fate, page, busy = rng.random(), rng.randrange(3), rng.random() < 0.5
-        trouble = failing(Killed() if fate < 0.2 else rng.choice((Transient("timeout"), RateLimited("slow"))), page)
+        trouble = failing(Killed() if fate < 0.15 else rng.choice((Transient("timeout"), RateLimited("slow"))), page)
 
         def before_page() -> None:
             if busy:
                 self.edit()
-            if fate < 0.3:
+            if fate < 0.4:
                 trouble()
 
         source.before_page = before_page

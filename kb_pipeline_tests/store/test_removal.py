@@ -153,6 +153,11 @@ def test_a_late_second_deletion_does_not_empty_the_next_owner_s_shard(app: Faked
         row = c.execute("SELECT state, space_id FROM kb_shard WHERE shard = %s", [shard]).fetchone()
         assert tuple(row) == ("OWNED", heir.id)  # type: ignore[arg-type]
         c.execute("UPDATE kb_shard SET state = 'SPARE' WHERE state = 'SHARED' AND shard >= 32")
+    with transaction(pool) as c:  # not even when the heir is being deleted as well
+        spaces.lock_exclusive(c, heir.id)
+        removal.begin(c, heir.id)
+    with transaction(pool) as c:
+        assert removal.truncate_own_shard(c, space.id, shard) is False
 
 
 def test_the_shard_of_a_living_space_is_never_truncated(app: FakedApp, pool: Pool) -> None:
