@@ -41,7 +41,7 @@ CREATE TABLE kb_doc_version (
     text_sha256    bytea,
     title          text,                             -- a title that the content itself names
     parse_result   jsonb NOT NULL DEFAULT '{}',
-    chunk_ids      bigint[],                         -- in reading order; no GIN (see STORAGE)
+    chunk_ids      bigint[],                         -- in reading order; no GIN: it would write forty times the bytes
     recipe         text,                             -- parser, chunker and parameters, model
     created_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (doc_id, version)

@@ -109,7 +109,7 @@ def _tell_next(out: Output, folder: Path) -> None:
     for command_line, what in (
         (f'kb search {SPACE} "your question"', "ask it"),
         (f"kb sync {SPACE}", f"after you have edited a file in {folder}"),
-        ("kb up", "the web UI, and scheduled syncs"),
+        ("kb up", "the web UI"),
         ("kb space add mydocs", "a space of your own, then:"),
         ("kb source add mydocs docs local_dir path=FOLDER", ""),
         ("kb sync mydocs", ""),

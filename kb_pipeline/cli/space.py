@@ -47,7 +47,10 @@ def add(
         list[str], typer.Option(metavar="K=V", help="Option of the embedder; secrets as env:NAME or file:PATH.")
     ] = [],  # noqa: B006
     retain: Annotated[int, typer.Option(min=1, help="Versions of a document that are kept.")] = 5,
-    schedule: Annotated[str, typer.Option(metavar="CRON", help="When `kb up` syncs it, in UTC, as in '*/15 * * * *'.")] = "",
+    schedule: Annotated[
+        str,
+        typer.Option(metavar="CRON", help="Cron in UTC, as in '*/15 * * * *': `kb status` shows when the next pass is due."),
+    ] = "",
     audience: Annotated[
         list[str], typer.Option(metavar="PRINCIPAL", help="Who may read it; several: any of them. Left out: everybody.")
     ] = [],  # noqa: B006

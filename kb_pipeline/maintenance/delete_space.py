@@ -1,6 +1,6 @@
 """Deleting a space: fenced, owned by nobody, restartable at any point; it ends with a count that is zero everywhere.
 
-D1 to D6 of PROTOCOL section 4. A space's own shard is truncated under the lock of its row, never dropped or detached.
+A space's own shard is truncated under the lock of its row, never dropped or detached.
 """
 
 import random

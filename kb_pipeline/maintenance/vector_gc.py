@@ -1,6 +1,6 @@
 """Vector GC: decide under the document's lock, delete by id in batches, ask the index, and only then forget.
 
-Any number of GCs may run, die or be late: an id once declared dead is never used again (PROTOCOL section 3, G1 to G4).
+Any number of GCs may run, die or be late: an id once declared dead is never used again.
 """
 
 from uuid import UUID

@@ -139,7 +139,7 @@ def test_a_search_under_way_when_its_version_was_superseded_keeps_it(lying: Flow
 
 
 def test_as_of_is_refused_for_the_time_of_what_was_archived(lying: Flow) -> None:
-    """PROTOCOL 44."""
+    """The horizon moves with what is archived."""
     flow = _retaining(_edited(lying, 4), 2)
     (ended,) = flow.execute("SELECT max(to_at) AS at FROM kb_publication WHERE space_id = %(space)s AND version = 2")
     _purge(flow)
@@ -169,7 +169,7 @@ def test_a_rolled_back_version_keeps_the_objects_it_shares(lying: Flow) -> None:
     _assert_complete(flow)
 
 
-# --- beside workers: PROTOCOL 11, 12, 13 ------------------------------------------------------------------------------
+# --- beside workers ------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -186,7 +186,7 @@ def _two_versions(shelf: Shelf) -> tuple[int, int]:
 
 
 def test_a_chunk_that_a_new_version_takes_up_while_purge_waits_for_the_document_stays(lying: Flow, shelf: Shelf) -> None:
-    """PROTOCOL 11: selected as unreferenced, referenced by the time the document's lock is ours."""
+    """selected as unreferenced, referenced by the time the document's lock is ours."""
     flow = _retaining(lying, 1)
     (doc_id,) = shelf.add("a.md")
     (claim,) = shelf.claim()
@@ -213,7 +213,7 @@ def test_a_chunk_that_a_new_version_takes_up_while_purge_waits_for_the_document_
 
 
 def test_erase_decides_again_behind_the_lock(lying: Flow, shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
-    """PROTOCOL 11 again, between the look without a lock and the erasing transaction."""
+    """between the look without a lock and the erasing transaction."""
     flow = _retaining(lying, 1)
     doc_id, row_of_a = _two_versions(shelf)
     shelf.edit(doc_id)
@@ -237,7 +237,6 @@ def _claimed(shelf: Shelf) -> Sequence[tasks.Claim]:
 
 
 def test_a_version_that_is_being_worked_on_protects_its_chunks(lying: Flow, shelf: Shelf) -> None:
-    """PROTOCOL 12."""
     flow = _retaining(lying, 1)
     doc_id, row_of_a = _two_versions(shelf)
     shelf.edit(doc_id)
@@ -252,7 +251,6 @@ def test_a_version_that_is_being_worked_on_protects_its_chunks(lying: Flow, shel
 
 
 def test_a_failed_version_that_lost_its_chunks_begins_again_at_the_chunker(lying: Flow) -> None:
-    """PROTOCOL 13."""
     flow = _retaining(lying, 1)
     flow.memory.put("a.md", article("aa", 2))
     flow.sync()
@@ -363,7 +361,7 @@ def _tomorrow(flow: Flow) -> Any:
 
 
 def test_a_pin_wins_against_a_purge_that_saw_no_chunk(lying: Flow) -> None:
-    """PROTOCOL 33: the chunk row and the pin come between the purge's look and its deletion."""
+    """the chunk row and the pin come between the purge's look and its deletion."""
     flow = _edited(lying, 1)
     _put_unused(flow, b"pinned")
     _put_unused(flow, b"not")

@@ -223,7 +223,7 @@ def test_an_older_payload_is_replaced_and_a_newer_one_is_not(lying: Flow) -> Non
 
 
 def test_a_row_that_came_after_the_listing_began_saves_its_vector(watched: Flow) -> None:
-    """PROTOCOL 17: the row and its vector appear between the two readings, whichever comes first."""
+    """The row and its vector appear between the two readings, whichever comes first."""
     _load(watched)
     tamper, shelf, index = Tamper(watched), Shelf(watched.app.pool, watched.space), watched.app.index
     assert isinstance(index, WatchedIndex)
@@ -274,7 +274,7 @@ def _verified(flow: Flow, shelf: Shelf, *texts: str) -> tuple[tasks.Claim, list[
 
 
 def test_vectors_of_a_version_that_is_being_worked_on_are_no_orphans(lying: Flow) -> None:
-    """PROTOCOL 18."""
+    """A version that is being worked on is nobody's orphan."""
     _load(lying)
     tamper, shelf = Tamper(lying), Shelf(lying.app.pool, lying.space)
     claim, wanted = _verified(lying, shelf, "one", "two")
@@ -334,7 +334,7 @@ def test_a_space_of_its_own_shard_is_compared_where_it_is(make_flow: Callable[..
 
 @pytest.mark.parametrize("kind", ["pgvector", "memory"])
 def test_ingestion_beside_it_loses_nothing(kind: str, make_flow: Callable[..., Flow]) -> None:
-    """CASES 20: reconciliation with repair and GC, over and over, while documents come, change and go."""
+    """Reconciliation with repair and GC, over and over, while documents come, change and go."""
     flow = _load(make_flow(index=MemoryIndex() if kind == "memory" else None))
     over = Event()
 

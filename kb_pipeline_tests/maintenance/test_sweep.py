@@ -70,7 +70,7 @@ def test_objects_of_a_failed_version_stay_for_its_retry_and_those_of_a_canceled_
 
 
 def test_a_put_in_flight_is_not_swept(flow: Flow) -> None:
-    """PROTOCOL 46: written, and its row not yet."""
+    """written, and its row not yet."""
     blobs, swept = _blobs(flow), []
     flow.memory.put("a.md", article("bb", 2))
     flow.walk()
@@ -97,7 +97,7 @@ def test_the_put_of_an_attempt_that_lost_its_task_is_swept(flow: Flow) -> None:
 
 
 def test_what_is_written_while_the_sweep_begins_stays(flow: Flow) -> None:
-    """PROTOCOL 46: rows that were read before the listing would not know it."""
+    """rows that were read before the listing would not know it."""
     blobs = _blobs(flow)
     flow.memory.put("b.md", article("bb", 2))
     flow.walk()
