@@ -197,6 +197,10 @@ class BlobStore(Protocol):
         """Idempotent."""
         ...
 
+    def clear(self, folder: str) -> None:
+        """Delete everything below ``folder`` (a key that ends with a slash), what killed writers left half-written included."""
+        ...
+
     def keys(self, prefix: str) -> Iterator[str]:
         """Keys that begin with ``prefix``, in order, in constant memory."""
         ...

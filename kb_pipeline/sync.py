@@ -81,6 +81,10 @@ def take_snapshot(
             report.errors[each.name] = e
             continue
         report.passes.append(found)
+        if found.resumed:
+            found.reasons.append(
+                "it went on where an interrupted pass had stopped: the next one sees what was edited before that point"
+            )
         if found.verdict is Verdict.COMPLETE:
             found.counts["deleted"] += confirm_hidden(engine, space, each, spend=found.spend_approval)
     report.seconds = time.monotonic() - began

@@ -271,6 +271,9 @@ class MemoryBlobs:
         for key in list(keys):
             self.objects.pop(checked_key(key), None)
 
+    def clear(self, folder: str) -> None:
+        self.delete_many(list(self.keys(folder)))
+
     def keys(self, prefix: str) -> Iterator[str]:
         return iter(sorted(key for key in self.objects if key.startswith(prefix)))
 

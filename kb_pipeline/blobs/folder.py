@@ -100,6 +100,18 @@ class FolderBlobs:
         except OSError as e:
             raise self._error(e) from e
 
+    def clear(self, folder: str) -> None:
+        path = self._path(folder.removesuffix("/"))
+        try:
+            for _ in range(_TRIES):  # a late writer may put something into a folder that is being emptied
+                with suppress(FileNotFoundError):
+                    shutil.rmtree(path)
+                if not os.path.lexists(path):
+                    self._prune(os.path.dirname(path))
+                    return
+        except OSError as e:
+            raise self._error(e) from e
+
     def keys(self, prefix: str) -> Iterator[str]:
         """Holds one folder's names a level, and of a huge one ``_NAMES``. Removes what killed writers left."""
         base = prefix.rpartition("/")[0]

@@ -138,6 +138,16 @@ class S3Blobs:
                 if error.get("Code") not in _NO_OBJECT:
                     raise self._error(error.get("Key", "").removeprefix(self._prefix), error.get("Code", ""), 0)
 
+    def clear(self, folder: str) -> None:
+        self.delete_many(self.keys(folder))
+        with self._errors(f"{folder}*"):
+            uploads = self._client.get_paginator("list_multipart_uploads").paginate(
+                Bucket=self._bucket, Prefix=self._prefix + folder
+            )
+            for page in uploads:
+                for upload in page.get("Uploads", ()):
+                    self._client.abort_multipart_upload(Bucket=self._bucket, Key=upload["Key"], UploadId=upload["UploadId"])
+
     def keys(self, prefix: str) -> Iterator[str]:
         if base := prefix.rpartition("/")[0]:
             checked_key(base)

@@ -5,19 +5,15 @@ A space's own shard is truncated under the lock of its row, never dropped or det
 
 import random
 import time
-from collections.abc import Iterable
 from itertools import islice
-
-import psycopg
 
 from kb_pipeline.engine import Engine
 from kb_pipeline.errors import Transient
 from kb_pipeline.store import removal, spaces
-from kb_pipeline.store.database import retried, transaction
+from kb_pipeline.store.database import DatabaseBusy, retried, transaction
 from kb_pipeline.store.spaces import Space
 
 BATCH = 5000
-OBJECT_BATCH = 1000
 TRUNCATE_TRIES = 30
 ROUNDS = 3
 
@@ -75,14 +71,13 @@ def _truncate(engine: Engine, space: Space, shard: int) -> None:
             with transaction(engine.pool) as c:
                 removal.truncate_own_shard(c, space.id, shard)
             return
-        except psycopg.errors.LockNotAvailable:
+        except DatabaseBusy:
             time.sleep(random.uniform(0.2, 1.0))
     raise Transient(f"space {space.key}: its tables are being read for minutes; run the same command again", code="shard_busy")
 
 
 def _delete_objects(engine: Engine, space: Space) -> None:
-    for batch in _batched(engine.blobs.keys(f"spaces/{space.id}/"), OBJECT_BATCH):
-        engine.blobs.delete_many(batch)
+    engine.blobs.clear(f"spaces/{space.id}/")
 
 
 def _delete_rows(engine: Engine, space: Space) -> None:
@@ -100,9 +95,3 @@ def _residue(engine: Engine, space: Space) -> dict[str, int]:
         left = removal.count_left(c, space.id)
     left["objects"] = sum(1 for _ in islice(engine.blobs.keys(f"spaces/{space.id}/"), 10_000))
     return left
-
-
-def _batched(items: Iterable[str], size: int) -> Iterable[list[str]]:
-    it = iter(items)
-    while part := list(islice(it, size)):
-        yield part

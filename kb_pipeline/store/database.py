@@ -31,6 +31,12 @@ _RETRIED = (psycopg.errors.DeadlockDetected, psycopg.errors.LockNotAvailable, ps
 _TRIES = 8
 
 
+class DatabaseBusy(Transient):
+    """A deadlock or a lock timeout: nothing of the transaction happened, and all of it may be done again at once."""
+
+    code = "database_busy"
+
+
 class ConnectionLost(Transient):
     """The server ended a transaction's connection. ``in_commit``: during COMMIT, so that it may have happened or not."""
 
@@ -112,8 +118,8 @@ def transaction(pool: Pool) -> Iterator[Connection]:
             c.execute(SQL.bound_waits, {"lock": LOCK_TIMEOUT, "statement": STATEMENT_TIMEOUT})
             yield c
             in_commit = True
-    except _RETRIED:
-        raise
+    except _RETRIED as e:
+        raise DatabaseBusy(f"the database was busy ({type(e).__name__}): run the same command again") from e
     except psycopg.OperationalError as e:
         if c is not None and c.closed:
             raise ConnectionLost(_sentence(e), in_commit=in_commit) from e
@@ -128,9 +134,9 @@ def retried(work: Callable[[], T], *, idempotent: bool = False) -> T:
     for left in reversed(range(_TRIES)):
         try:
             return work()
-        except _RETRIED as e:
+        except DatabaseBusy:
             if not left:
-                raise Transient(f"the database was busy: {type(e).__name__} {_TRIES} times", code="database_busy") from e
+                raise
         except ConnectionLost as e:
             if not left or (e.in_commit and not idempotent):
                 raise

@@ -169,3 +169,32 @@ def test_two_stores_do_not_see_each_other(options: dict[str, Any], prefix: str, 
     assert list(other.keys("")) == []
     other.delete_many([prefix + "a"])
     assert store.get(prefix + "a") == b"x"
+
+
+def test_clear_leaves_nothing_below_a_folder_and_everything_beside_it(store: Any, prefix: str) -> None:
+    beside = prefix.removesuffix("/") + "1/kept"  # the folder's name is a prefix of its neighbour's
+    store.put_many([(prefix + "a", b"1"), (prefix + "d/e/b", b"2"), (beside, b"3")])
+    store.clear(prefix)
+    store.clear(prefix)
+    assert list(store.keys(prefix)) == []
+    assert store.get(beside) == b"3"
+    store.put_many([(prefix + "a", b"again")])
+    assert store.get(prefix + "a") == b"again"
+
+
+def test_clear_takes_what_killed_writers_left(options: dict[str, Any], prefix: str) -> None:
+    store = opened(options)
+    store.put_many([(prefix + "a", b"1")])
+    if options["name"] == "file":
+        folder = Path(options["path"]) / prefix
+        half = next(folder.iterdir()).with_name(".tmp-half-written")
+        half.write_bytes(b"content")
+        store.clear(prefix)
+        assert not folder.exists()
+        return
+    import boto3
+
+    client = boto3.client("s3", endpoint_url=options["endpoint"], region_name="us-east-1")
+    client.create_multipart_upload(Bucket="objects", Key=f"kb/a/{prefix}half")
+    store.clear(prefix)
+    assert not client.list_multipart_uploads(Bucket="objects").get("Uploads")

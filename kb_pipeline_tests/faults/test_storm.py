@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-import psycopg
 import pytest
 
 from kb_pipeline.errors import Misconfigured
@@ -198,7 +197,7 @@ def surfaced(monkeypatch: pytest.MonkeyPatch, seen: list[str]) -> None:
         def attempt() -> Any:
             try:
                 return work()
-            except psycopg.errors.DeadlockDetected as e:
+            except database.DatabaseBusy as e:
                 seen.append(str(e))
                 raise
 

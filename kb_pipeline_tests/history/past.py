@@ -42,7 +42,9 @@ def delete(flow: Flow, external_id: str) -> None:
 
 
 def hide(flow: Flow, external_id: str) -> None:
-    flow.execute("UPDATE kb_doc SET hidden_at = clock_timestamp(), hidden_sync = 1 WHERE id = %(doc)s", doc=flow.document(external_id).id)
+    flow.execute(
+        "UPDATE kb_doc SET hidden_at = clock_timestamp(), hidden_sync = 1 WHERE id = %(doc)s", doc=flow.document(external_id).id
+    )
 
 
 def restrict(flow: Flow, external_id: str, clauses: Sequence[Sequence[str]] | None) -> None:
@@ -65,5 +67,7 @@ def shift(flow: Flow, doc_id: int, seconds: float) -> None:
     """Move what is known about a document's past."""
     for column in ("from_at", "to_at"):
         flow.execute(
-            f"UPDATE kb_publication SET {column} = {column} + %(by)s * interval '1 second' WHERE doc_id = %(doc)s", doc=doc_id, by=seconds
+            f"UPDATE kb_publication SET {column} = {column} + %(by)s * interval '1 second' WHERE doc_id = %(doc)s",
+            doc=doc_id,
+            by=seconds,
         )

@@ -63,7 +63,9 @@ def test_an_answer_is_shown_as_it_was_given(loaded: Flow) -> None:
     assert [(h.chunk_id, h.text, h.version, h.external_id) for h in read.hits] == [
         (h.chunk_id, h.text, h.version, h.external_id) for h in given.hits
     ]
-    assert [h.score for h in read.hits] == pytest.approx([h.score for h in given.hits], abs=1e-5)  # the log has four bytes a score
+    assert [h.score for h in read.hits] == pytest.approx(
+        [h.score for h in given.hits], abs=1e-5
+    )  # the log has four bytes a score
     _, logged, _ = read_answer(loaded.engine, given.answer_id or 0)
     assert (logged.principals, logged.k, logged.chunk_ids) == (["ann"], 3, _ids(given))
 
@@ -135,7 +137,9 @@ def test_an_answer_from_before_a_restore_is_replayed_by_time(loaded: Flow) -> No
     write(loaded, "a.md", NEW)
     far = "SELECT (pg_snapshot_xmax(pg_current_snapshot())::text::bigint + 1000000)::text AS x"
     x = loaded.execute(far)[0].x
-    loaded.execute("UPDATE kb_answer SET snapshot = %(far)s::pg_snapshot WHERE id = %(id)s", id=given.answer_id, far=f"{x}:{x}:")
+    loaded.execute(
+        "UPDATE kb_answer SET snapshot = %(far)s::pg_snapshot WHERE id = %(id)s", id=given.answer_id, far=f"{x}:{x}:"
+    )
     again = _replay(loaded, given)
     assert (_ids(again), again.differences) == (_ids(given), ())
 

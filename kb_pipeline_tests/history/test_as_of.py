@@ -377,8 +377,12 @@ def test_a_space_that_moves_to_its_own_shard_during_the_search_is_asked_again(ho
         hooked.execute("UPDATE kb_space SET left_shard = NULL WHERE id = %(space)s")
         with transaction(hooked.app.pool) as c:
             assert spaces.promote(c, hooked.space) is not None
-        hooked.execute("DELETE FROM kb_chunk_state t USING kb_space s WHERE s.id = %(space)s AND t.space_id = s.id AND t.shard = s.left_shard")
-        hooked.execute("DELETE FROM kb_chunk t USING kb_space s WHERE s.id = %(space)s AND t.space_id = s.id AND t.shard = s.left_shard")
+        hooked.execute(
+            "DELETE FROM kb_chunk_state t USING kb_space s WHERE s.id = %(space)s AND t.space_id = s.id AND t.shard = s.left_shard"
+        )
+        hooked.execute(
+            "DELETE FROM kb_chunk t USING kb_space s WHERE s.id = %(space)s AND t.space_id = s.id AND t.shard = s.left_shard"
+        )
 
     _behind(hooked, promote)
     assert showing(hooked, "mapleword1x7", at) == {"a.md": 1}
@@ -423,9 +427,14 @@ BACK = st.tuples(st.just("back"), st.integers(0, 2), st.integers(1, 9))
 GONE = st.tuples(st.just("delete"), st.integers(0, 2), st.just(0))
 
 
-@given(history=st.lists(EDITS | EDITS | BACK | GONE, min_size=2, max_size=6), question=st.sampled_from(["maple1word0x3 birch", "Section 0 of maple2"]))
+@given(
+    history=st.lists(EDITS | EDITS | BACK | GONE, min_size=2, max_size=6),
+    question=st.sampled_from(["maple1word0x3 birch", "Section 0 of maple2"]),
+)
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_whatever_happened_every_time_is_answered_as_it_was_then(make_flow: Callable[..., Flow], history: list[Any], question: str) -> None:
+def test_whatever_happened_every_time_is_answered_as_it_was_then(
+    make_flow: Callable[..., Flow], history: list[Any], question: str
+) -> None:
     """A search recorded at that time, without the documents that were deleted since."""
     flow = make_flow()
     recorded: list[tuple[datetime, tuple[Hit, ...]]] = []

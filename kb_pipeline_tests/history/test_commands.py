@@ -51,7 +51,9 @@ def test_search_at_a_time_finds_what_was_there(kb: Kb, loaded: str, folder: Path
     assert kb("sync", loaded).code == 0
     found = kb.json("search", loaded, "leave", "-k", 1, "--at", at)
     assert set(found) == {"answer_id", "question", "at", "hits", "withheld"}
-    assert (found["answer_id"], found["withheld"]) == (None, 0) and datetime.fromisoformat(found["at"]) == datetime.fromisoformat(at)
+    assert (found["answer_id"], found["withheld"]) == (None, 0) and datetime.fromisoformat(
+        found["at"]
+    ) == datetime.fromisoformat(at)
     assert "ten days" in found["hits"][0]["text"] and found["hits"][0]["version"] == 1
     assert "twelve" in kb("search", loaded, "leave").out and "twelve" not in kb("search", loaded, "leave", "--at", at).out
     empty = kb("search", loaded, "leave", "--at", "1h")
