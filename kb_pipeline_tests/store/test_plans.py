@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
@@ -91,7 +92,8 @@ def partitions_locked(c: Any) -> set[str]:
 
 
 def statements(library: Library) -> dict[str, tuple[Any, dict[str, Any]]]:
-    ids, docs = {"ids": library.ids}, {"docs": library.docs[:20], "versions": [1] * 20}
+    ids = {"ids": library.ids}
+    docs = {"docs": library.docs[:20], "versions": [1] * 20, "at": datetime.now(UTC)}
     join = {"vectors": library.vectors, "chunks": library.ids, "docs": library.docs, "scores": [0.5] * 64, "principals": ["a"]}
     join["since"] = "2020-01-01"
     return {
