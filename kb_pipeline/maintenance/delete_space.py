@@ -9,11 +9,12 @@ from itertools import islice
 
 from kb_pipeline.engine import Engine
 from kb_pipeline.errors import Transient
-from kb_pipeline.store import removal, spaces
+from kb_pipeline.store import removal, retention, spaces
 from kb_pipeline.store.database import DatabaseBusy, retried, transaction
 from kb_pipeline.store.spaces import Space
 
 BATCH = 5000
+HASHES = 500_000  # chunks looked through at a time, on the server: each batch reads the hashes of every other chunk
 TRUNCATE_TRIES = 30
 ROUNDS = 3
 
@@ -24,6 +25,7 @@ def delete_space(engine: Engine, space: Space) -> dict[str, int]:
     residue: dict[str, int] = {}
     for _ in range(ROUNDS):
         _drop_indexes(engine, space)
+        _forget_embeddings(engine, space)
         _clear_shards(engine, space)
         _delete_objects(engine, space)
         _delete_rows(engine, space)
@@ -49,6 +51,18 @@ def _drop_indexes(engine: Engine, space: Space) -> None:
         if index.drop(ref) == 0:
             with transaction(engine.pool) as c:
                 removal.dropped_index(c, ref.index_id)
+
+
+def _forget_embeddings(engine: Engine, space: Space) -> None:
+    """Cached vectors of texts that no other space has, while the rows that name them are still there."""
+    with transaction(engine.pool) as c:
+        shards = removal.shards(c, space.id)
+    for shard, _ in shards:
+        after, n = 0, HASHES
+        while n == HASHES:
+            with transaction(engine.pool) as c:
+                n, after = retention.stage_of_space(c, space.id, shard, after, HASHES)
+                retention.forget_staged(c, space.model_id, retention.clock(c))
 
 
 def _clear_shards(engine: Engine, space: Space) -> None:

@@ -64,6 +64,15 @@ def stage_unused(c: Connection, model_id: int, before: datetime, after: bytes, l
     return row.n, bytes(row.last or b"")
 
 
+def stage_of_space(c: Connection, space_id: int, shard: int, after: int, limit: int) -> tuple[int, int]:
+    """Texts of a space, behind the chunk ``after``, that no other space has: how many chunks were read, and the last."""
+    c.execute(SQL.stage)
+    row = one(c.execute(SQL.of_space, {"space": space_id, "shard": shard, "after": after, "limit": limit}))
+    for other in c.execute(SQL.shards).fetchall():
+        c.execute(SQL.spare_elsewhere, {"shard": other.shard, "space": space_id})
+    return row.n, row.last
+
+
 def spare_living(c: Connection) -> None:
     """Candidates that a chunk of any space refers to are none, shard by shard."""
     for row in c.execute(SQL.shards).fetchall():

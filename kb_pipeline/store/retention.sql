@@ -45,6 +45,14 @@ WITH i AS (INSERT INTO stage_unused SELECT content_hash FROM kb_embedding
            ORDER BY content_hash LIMIT %(limit)s RETURNING content_hash)
 SELECT (SELECT count(*) FROM i) AS n, (SELECT content_hash FROM i ORDER BY content_hash DESC LIMIT 1) AS last
 
+-- name: of_space
+WITH b AS (SELECT id, content_hash FROM kb_chunk WHERE shard = %(shard)s::int AND space_id = %(space)s AND id > %(after)s ORDER BY id LIMIT %(limit)s),
+     i AS (INSERT INTO stage_unused SELECT DISTINCT content_hash FROM b)
+SELECT count(*) AS n, coalesce(max(id), 0) AS last FROM b
+
+-- name: spare_elsewhere
+DELETE FROM stage_unused u USING kb_chunk c WHERE c.shard = %(shard)s::int AND c.content_hash = u.content_hash AND c.space_id <> %(space)s
+
 -- name: shards
 SELECT shard FROM kb_shard WHERE state <> 'SPARE' ORDER BY shard
 

@@ -1,12 +1,14 @@
 """A space that is deleted while workers and walks are still at it: nothing of it comes back."""
 
+from collections.abc import Callable
+
 import pytest
 
 from kb_pipeline.errors import Rejected, Transient
 from kb_pipeline.maintenance.delete_space import delete_space
 from kb_pipeline.store import spaces
 from kb_pipeline.store.database import transaction
-from kb_pipeline_tests.fakes import Gate
+from kb_pipeline_tests.fakes import Gate, MemoryIndex
 from kb_pipeline_tests.flow.scenario import Flow, article
 
 
@@ -73,3 +75,21 @@ def test_a_space_made_again_under_the_same_key_is_out_of_reach_of_an_old_worker(
     with transaction(published.app.pool) as c:
         assert c.execute("SELECT count(*) AS n FROM kb_chunk WHERE space_id = %s", (again.id,)).fetchone().n == 0  # type: ignore[union-attr]
         assert spaces.lock_shared(c, published.space) is None
+
+
+def test_cached_vectors_go_with_their_space_unless_another_has_the_text(make_flow: Callable[..., Flow]) -> None:
+    def texts(flow: Flow) -> set[bytes]:
+        return {bytes(r.content_hash) for r in flow.execute("SELECT content_hash FROM kb_chunk WHERE space_id = %(space)s")}
+
+    def cached(flow: Flow) -> set[bytes]:
+        query = "SELECT content_hash FROM kb_embedding WHERE model_id = (SELECT model_id FROM kb_space WHERE id = %(space)s)"
+        return {bytes(r.content_hash) for r in flow.execute(query)}
+
+    gone = make_flow({"a.md": article("shared"), "b.md": article("secret")}, index=MemoryIndex())
+    kept = make_flow({"a.md": article("shared"), "c.md": article("other")}, index=MemoryIndex())
+    gone.sync()
+    kept.sync()
+    theirs, ours = texts(gone), texts(kept)
+    assert theirs & ours and theirs - ours and theirs | ours <= cached(kept)
+    assert set(delete_space(gone.engine, gone.space).values()) == {0}
+    assert ours <= cached(kept) and not (theirs - ours) & cached(kept)
