@@ -33,25 +33,6 @@ class TaskStatus(StrEnum):
 LIVE = frozenset({TaskStatus.PENDING, TaskStatus.PROCESSING, TaskStatus.FAILED, TaskStatus.CANCELING})
 
 
-class NodeStatus(StrEnum):
-    WAITING = "WAITING"
-    RUNNING = "RUNNING"
-    SUCCESS = "SUCCESS"
-    FAILED = "FAILED"
-    SKIPPED = "SKIPPED"
-    CANCELED = "CANCELED"
-    INTERRUPTED = "INTERRUPTED"
-
-
-class VectorStatus:
-    """Of a chunk's vector, for people. Never a premise for skipping an upsert."""
-
-    WAITING = 0
-    INDEXED = 1
-    FAILED = 2
-    ERASING = 3
-
-
 class Event(StrEnum):
     ADMIT = "admit"  # queued task gets its turn
     CLAIM = "claim"

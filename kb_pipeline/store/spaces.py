@@ -173,15 +173,6 @@ def _vector_tables(c: Connection, space_id: int) -> list[str]:
     return [r.name for r in c.execute(SQL.vector_tables, {"space": space_id})]
 
 
-def principal_ids(c: Connection, names: list[str]) -> list[int]:
-    """Interned ids, made where they are new."""
-    return [int(r.id) for r in c.execute(SQL.intern_principals, {"names": sorted(set(names))})]
-
-
-def known_principal_ids(c: Connection, names: list[str]) -> list[int]:
-    return [int(r.id) for r in c.execute(SQL.known_principals, {"names": sorted(set(names))})]
-
-
 def _json(values: Mapping[str, Any]) -> dict[str, Any]:
     wrapped = ("embedder_options", "index_options", "chunking", "audience")
     return {k: Jsonb(v) if k in wrapped and v is not None else v for k, v in values.items()}

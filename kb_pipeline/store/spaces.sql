@@ -96,15 +96,6 @@ FROM {table} WHERE shard = %(old)s::int AND space_id = %(space)s
 -- name: moved
 UPDATE kb_space SET shard = %(new)s::int, left_shard = %(old)s::int, left_at = clock_timestamp() WHERE id = %(space)s
 
--- name: intern_principals
-WITH n AS (SELECT unnest(%(names)s::text[]) AS name),
-     i AS (INSERT INTO kb_principal (name) SELECT name FROM n WHERE NOT EXISTS (SELECT FROM kb_principal p WHERE p.name = n.name)
-           ORDER BY name ON CONFLICT (name) DO NOTHING RETURNING id)
-SELECT id FROM i UNION SELECT p.id FROM kb_principal p JOIN n ON n.name = p.name
-
--- name: known_principals
-SELECT id FROM kb_principal WHERE name = ANY(%(names)s::text[])
-
 -- name: vector_tables
 SELECT DISTINCT 'kb_vector_m' || model_id AS name FROM kb_index
 WHERE space_id = %(space)s AND status IN ('FOLLOWING', 'SERVING') AND to_regclass('kb_vector_m' || model_id) IS NOT NULL

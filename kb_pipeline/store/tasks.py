@@ -15,7 +15,7 @@ import psycopg
 from kb_pipeline.errors import Misconfigured
 from kb_pipeline.model import Json
 from kb_pipeline.statements import load_statements
-from kb_pipeline.states import Event, Node, TaskStatus, next_node, sources_of
+from kb_pipeline.states import Event, Node, TaskStatus, next_node, next_state, sources_of
 from kb_pipeline.store import erasure
 from kb_pipeline.store.database import Connection, is_dead, one, worker_id
 from kb_pipeline.store.documents import lock_documents
@@ -149,8 +149,7 @@ def _move(
     failures: Sequence[Failure] = (),
     log: str | None = None,
 ) -> None:
-    target = {Event.PUBLISH: TaskStatus.SUCCESS, Event.ADVANCE: TaskStatus.PROCESSING, Event.RELEASE: TaskStatus.PENDING,
-              Event.FAIL: TaskStatus.FAILED, Event.GIVE_UP: TaskStatus.DEAD}[event]  # fmt: skip
+    target = next_state(TaskStatus.PROCESSING, event)
     nothing: list[None] = [None] * len(claims)
     c.execute(
         SQL.move,

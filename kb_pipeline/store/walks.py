@@ -197,10 +197,6 @@ def hidden_docs(c: Connection, source_id: int, after: int, limit: int) -> list[A
     return c.execute(SQL.hidden, {"source": source_id, "after": after, "limit": limit}).fetchall()
 
 
-def recent_jobs(c: Connection, source_id: int, limit: int) -> list[Any]:
-    return c.execute(SQL.recent, {"source": source_id, "limit": limit}).fetchall()
-
-
 def _set_checkpoint(c: Connection, source_id: int, checkpoint: Json | None) -> None:
     c.execute(SQL.checkpoint, {"source": source_id, "checkpoint": None if checkpoint is None else Jsonb(checkpoint)})
 

@@ -104,7 +104,3 @@ WHERE source_id = %(source)s AND status = 'DELETED' AND seen_seq > %(mark)s AND 
 -- name: hidden
 SELECT id, external_id, hidden_sync FROM kb_doc
 WHERE source_id = %(source)s AND status <> 'DELETED' AND hidden_sync IS NOT NULL AND id > %(after)s ORDER BY id LIMIT %(limit)s
-
--- name: recent
-SELECT id, kind, status, verdict, reasons, resumed, counts, started_at, finished_at, error FROM sync_job
-WHERE source_id = %(source)s ORDER BY id DESC LIMIT %(limit)s
