@@ -13,6 +13,7 @@ from kb_pipeline.states import TaskStatus
 if TYPE_CHECKING:
     from kb_pipeline.store.database import Connection
     from kb_pipeline.store.spaces import Space
+    from kb_pipeline.wiring import App
 
 NAME = "task"
 app = typer.Typer(help="Tasks: the ingestion of one version each.", no_args_is_help=True)
@@ -95,28 +96,65 @@ def retry(ctx: typer.Context, task_id: Id) -> None:
 @app.command("cancel")
 def cancel(
     ctx: typer.Context,
-    task_id: Id,
+    task_id: Annotated[int | None, typer.Argument(metavar="[ID]", min=1, max=2**63 - 1)] = None,
+    document: Annotated[int | None, typer.Option(metavar="ID", help="Everything unfinished of this document.")] = None,
+    space: Annotated[str | None, typer.Option(metavar="KEY", help="Everything unfinished of this space.")] = None,
     reason: Annotated[str, typer.Option(help="Kept with the task.")] = "cancelled with kb task cancel",
 ) -> None:
-    """Give a version up: what is published already stays as it is."""
+    """Give a version up, or all that waits of a document or space: what is published already stays as it is."""
+    session = session_of(ctx)
+    if sum(x is not None for x in (task_id, document, space)) != 1:
+        raise Misconfigured("name one of: a task ID, --document ID, --space KEY", code="bad_argument")
+    with session.app() as opened:
+        if task_id is None:
+            key, n = _cancel_all(opened, space, document, reason)
+            if not session.out.document({"space": key, "document_id": document, "cancelled": n}):
+                session.out.line(f"{n} tasks are cancelled; kb sync {key} cleans up behind them")
+            return
+        found, owner = _cancel_one(opened, task_id, reason)
+    if not session.out.document(found):
+        session.out.line(f"Task {task_id} is cancelled; kb sync {owner.key} cleans up behind it")
+
+
+def _cancel_one(opened: "App", task_id: int, reason: str) -> "tuple[Json, Space]":
     from kb_pipeline.store import spaces, tasks
     from kb_pipeline.store.database import retried, transaction
 
-    session = session_of(ctx)
-    with session.app() as opened:
+    def give_up() -> "tuple[Json, Space]":
+        with transaction(opened.pool) as c:
+            found, space = _task(c, task_id)
+            if spaces.lock_shared(c, space) is None or not tasks.cancel(c, task_id, reason):
+                raise Misconfigured(
+                    f"task {task_id} is {found['status']}: only unfinished tasks can be cancelled", code="bad_transition"
+                )
+            return _task(c, task_id)
 
-        def give_up() -> tuple[Json, "Space"]:
-            with transaction(opened.pool) as c:
-                found, space = _task(c, task_id)
-                if spaces.lock_shared(c, space) is None or not tasks.cancel(c, task_id, reason):
-                    raise Misconfigured(
-                        f"task {task_id} is {found['status']}: only unfinished tasks can be cancelled", code="bad_transition"
-                    )
-                return _task(c, task_id)
+    return retried(give_up)
 
-        found, space = retried(give_up)
-    if not session.out.document(found):
-        session.out.line(f"Task {task_id} is cancelled; kb sync {space.key} cleans up behind it")
+
+def _cancel_all(opened: "App", key: str | None, document: int | None, reason: str) -> tuple[str, int]:
+    """The space's key, and how many tasks were cancelled: 1,000 a transaction."""
+    from kb_pipeline.store import documents, spaces, tasks
+    from kb_pipeline.store.database import connection, retried, transaction
+
+    if document is None:
+        owner = opened.space(key or "")
+    else:
+        with connection(opened.pool) as c:
+            found = spaces.space_by_id(c, documents.get_document(c, document).space_id)
+        if found is None:
+            raise Misconfigured(f"document {document} belongs to a space that is gone", code="no_document")
+        owner = found
+
+    def some() -> int:
+        with transaction(opened.pool) as c:
+            living = spaces.lock_shared(c, owner) is not None
+            return tasks.cancel_unfinished(c, owner.id, document, reason) if living else 0
+
+    total = 0
+    while n := retried(some):
+        total += n
+    return owner.key, total
 
 
 def _task(c: "Connection", task_id: int) -> "tuple[Json, Space]":

@@ -254,6 +254,11 @@ def cancel(c: Connection, task_id: int, reason: str) -> bool:
     return c.execute(SQL.cancel, {"task": task_id, "reason": reason, "from": sources_of(Event.CANCEL)}).rowcount == 1
 
 
+def cancel_unfinished(c: Connection, space_id: int, doc_id: int | None, reason: str) -> int:
+    """As ``cancel``, for up to 1,000 tasks of a space, or of one document, queued or worked on. 0: none left."""
+    return int(one(c.execute(SQL.cancel_unfinished, {"space": space_id, "doc": doc_id, "reason": reason})).n)
+
+
 def failed_documents(c: Connection, space_id: int, limit: int) -> list[Any]:
     """The newest failures: external_id, status, node, code, message."""
     return c.execute(SQL.failed_documents, {"space": space_id, "limit": limit}).fetchall()

@@ -137,6 +137,17 @@ WITH t AS (UPDATE ingestion_task SET status = CASE WHEN status IN ('INIT', 'DEAD
            WHERE t.status = 'CANCELED' AND v.doc_id = t.doc_id AND v.version = t.version AND v.status IN ('PROCESSING', 'FAILED'))
 SELECT status FROM t
 
+-- name: cancel_unfinished
+WITH t AS (UPDATE ingestion_task SET status = CASE WHEN status = 'INIT' THEN 'CANCELED' ELSE 'CANCELING' END, attempt = attempt + 1,
+               cancel_reason = %(reason)s, updated_at = clock_timestamp(), claimed_by = NULL, lease_until = NULL
+           WHERE id = ANY(ARRAY(SELECT id FROM ingestion_task
+                                WHERE space_id = %(space)s AND (%(doc)s::bigint IS NULL OR doc_id = %(doc)s)
+                                  AND status IN ('INIT', 'PENDING', 'PROCESSING', 'FAILED')
+                                ORDER BY id LIMIT 1000 FOR UPDATE)) RETURNING doc_id, version, status),
+     v AS (UPDATE kb_doc_version v SET status = 'CANCELED' FROM t
+           WHERE t.status = 'CANCELED' AND v.doc_id = t.doc_id AND v.version = t.version AND v.status IN ('PROCESSING', 'FAILED'))
+SELECT count(*) AS n FROM t
+
 -- name: log_weeks
 SELECT kb_ensure_log_weeks(4)
 

@@ -337,6 +337,18 @@ def test_a_task_is_cancelled_once(kb: Kb, loaded: str, folder: Path) -> None:
         assert refused.code == 2 and "CANCELED" in refused.err
 
 
+def test_everything_unfinished_of_a_document_or_space_is_cancelled(kb: Kb, loaded: str, folder: Path) -> None:
+    (folder / "leave.md").write_text("# Leave\n\nTwelve days.\n")
+    kb("sync", loaded)
+    document = kb.json("doc", "list", loaded)["documents"][0]["document_id"]
+    assert kb.json("task", "cancel", "--document", document) == {"space": loaded, "document_id": document, "cancelled": 0}
+    assert kb.json("task", "cancel", "--space", loaded)["cancelled"] == 0
+    assert "0 tasks are cancelled" in kb("task", "cancel", "--space", loaded).out
+    for wrong in ((), (document, "--space", loaded)):
+        refused = kb("task", "cancel", *wrong)
+        assert refused.code == 2 and "name one of" in refused.err
+
+
 def test_document_keys_versions_and_text(kb: Kb, loaded: str, folder: Path) -> None:
     (folder / "leave.md").write_text("# Leave\n\nTwelve days, see [the law](https://example.com/law).\n", encoding="utf-8")
     kb("sync", loaded)

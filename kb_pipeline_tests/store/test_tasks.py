@@ -358,6 +358,28 @@ def test_a_cancelled_version_is_cleaned_up_by_the_sweeper_and_its_worker_is_fenc
     assert shelf.value("SELECT current_ver FROM kb_doc WHERE id = %(doc)s", doc=doc) == 1
 
 
+def test_what_is_unfinished_of_a_document_or_a_space_is_cancelled_and_nothing_else(shelf: Shelf) -> None:
+    done = shelf.published("done", "one")
+    first, second, third = shelf.add("a"), shelf.add("b"), shelf.add("c")
+    held = shelf.claim(limit=1)
+    shelf.edit(first[0])  # queued behind the one that is worked on
+    shelf.edit(done)
+
+    def give_up(doc: int | None) -> int:
+        with transaction(shelf.pool) as c:
+            return tasks.cancel_unfinished(c, shelf.space.id, doc, "a test's")
+
+    assert give_up(first[0]) == 2
+    with transaction(shelf.pool) as c:
+        assert tasks.fence(c, shelf.space, held).claims == []
+    assert give_up(first[0]) == 0
+    assert [shelf.task(d).status for d in (*second, *third)] == ["PENDING", "PENDING"]
+    assert give_up(None) == 3
+    shelf.sweep()
+    assert {shelf.task(d).status for d in (*first, *second, *third)} == {"CANCELED"} and shelf.task(done).status == "SUCCESS"
+    assert shelf.value("SELECT current_ver FROM kb_doc WHERE id = %(done)s", done=done) == 1
+
+
 def test_a_finished_task_cannot_be_cancelled_or_tried_again(shelf: Shelf) -> None:
     task = shelf.task(shelf.published("a", "one"))
     assert not cancel(shelf, task.id)
