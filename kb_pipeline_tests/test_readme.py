@@ -47,6 +47,17 @@ def test_both_commands_stand_on_the_first_screen() -> None:
     assert all(command[0] in first_screen for command in (commands("demo"), commands("test")))
 
 
+def test_every_promise_names_tests_that_exist() -> None:
+    rows = README.split("| Promise | Held by |")[1].split("\n\n")[0].splitlines()[2:]
+    assert len(rows) >= 15
+    for row in rows:
+        named = re.findall(r"`(\w+/test_\w+\.py)(?:::(test_\w+))?`", row.split("|")[-2])
+        assert named, f"no test holds this promise: {row}"
+        for file, test in named:
+            source = (ROOT / "kb_pipeline_tests" / file).read_text(encoding="utf-8")
+            assert not test or f"\ndef {test}(" in source, f"{file} has no {test}"
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(660)
 def test_the_first_command_answers_questions_in_a_fresh_clone(tmp_path: Path) -> None:

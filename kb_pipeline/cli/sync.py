@@ -8,6 +8,7 @@ import typer
 from kb_pipeline.cli.output import Output, counted
 from kb_pipeline.cli.session import COULD_NOT, DELETIONS_WAIT, DONE, SOME_FAILED, session_of
 from kb_pipeline.model import Json, Verdict
+from kb_pipeline.states import WalkKind
 
 if TYPE_CHECKING:
     from kb_pipeline.engine import Engine
@@ -82,6 +83,7 @@ def sync_document(engine: "Engine", space: "Space", report: "SyncReport") -> Jso
 def _pass_document(found: "PassReport") -> Json:
     return {
         "source": found.source,
+        "kind": found.kind,
         "verdict": found.verdict,
         "reasons": found.reasons,
         **{k: found.counts.get(k, 0) for k in WALKED},
@@ -93,8 +95,11 @@ def _pass_document(found: "PassReport") -> Json:
 def tell_sync(out: Output, found: Json) -> None:
     for each in found["passes"]:
         changes = [f"{each[k]} {k.replace('_', ' ')}" for k in WALKED[1:] if each[k] and k not in ("unchanged", "failed")]
-        resumed = " (resumed)" if each["resumed"] else ""
-        out.line(f"{each['source']}: {each['seen']} seen, {', '.join(changes) or 'nothing changed'}{resumed}")
+        marks = [
+            m for m, holds in (("changes only", each["kind"] == WalkKind.INCREMENTAL), ("resumed", each["resumed"])) if holds
+        ]
+        words = f"{each['seen']} seen, {', '.join(changes) or 'nothing changed'}"
+        out.line(f"{each['source']}: {words}{' (' + ', '.join(marks) + ')' if marks else ''}")
     done = [
         counted(found["published"], "document", "published"),
         counted(found["embedded"], "chunk", "embedded"),

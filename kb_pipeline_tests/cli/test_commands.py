@@ -220,7 +220,7 @@ def test_sync_keys_and_what_it_says(kb: Kb, loaded: str, folder: Path) -> None:
     numbers = {*WALKED, *INGESTED, "vectors_deleted", "seconds"}
     assert numbers <= found.keys() and found["verdict"] == "COMPLETE" and found["failures"] == [] and found["errors"] == {}
     (only,) = found["passes"]
-    assert numbers | {"source", "verdict", "reasons", "waiting_deletions", "resumed"} <= only.keys()
+    assert numbers | {"source", "kind", "verdict", "reasons", "waiting_deletions", "resumed"} <= only.keys()
     assert {k: only[k] for k in numbers} == {k: found[k] for k in numbers}
     assert (found["seen"], found["changed"], found["unchanged"], found["embedded"]) == (2, 1, 1, 1)
     (folder / "new.md").write_text("# New\n\nSomething new.\n", encoding="utf-8")
