@@ -24,7 +24,8 @@ from kb_pipeline.store.history import Moment, Settled, Then
 from kb_pipeline.store.spaces import Space
 
 SETTLED_SECONDS = 6.0  # a publish is stamped before it commits: its limit of five seconds, and a second between two clocks
-DOCUMENTS, DOCUMENT_CHUNKS, VECTORS = 2000, 100, 2000  # at a time: documents judged, documents opened, vectors in memory
+# At a time: documents judged, of those documents opened for all their chunks or for what changed, vectors in memory.
+DOCUMENTS, OPENED, COMPARED, VECTORS = 2000, 100, 500, 2000
 SAME_SCORE = 1e-3  # an index may round the question or the vectors to float16, or compute in another order
 
 
@@ -165,8 +166,9 @@ class _Look:
         for page in self._documents(every):
             with transaction(self.engine.pool) as c:
                 known = self._then(c, page)
-            for start in range(0, len(known), DOCUMENT_CHUNKS):
-                self._rank_documents(known[start : start + DOCUMENT_CHUNKS], every)
+            step = OPENED if every else COMPARED
+            for start in range(0, len(known), step):
+                self._rank_documents(known[start : start + step], every)
                 progress(Progress("ranking documents", done + start, 0))
             done += len(page)
 
@@ -191,22 +193,24 @@ class _Look:
     def _rank_documents(self, documents: Sequence[Then], every: bool) -> None:
         self._deleted += sum(t.deleted for t in documents)
         shown = {t.doc_id: t.shown for t in documents if not t.deleted}
+        versions = [t.version for t in documents if not t.deleted]
         with transaction(self.engine.pool) as c:
-            ids = publications.chunk_ids(c, list(shown), [t.version for t in documents if not t.deleted])
-        owners = {chunk: doc for doc, chunks in ids.items() for chunk in chunks}
+            if every:
+                ids = publications.chunk_ids(c, list(shown), versions)
+                owners = {chunk: doc for doc, chunks in ids.items() for chunk in chunks}
+            else:
+                owners = history.left(c, list(shown), versions, self.standing.at)
         wanted = list(owners)
         for start in range(0, len(wanted), VECTORS):
-            ranked = self._ranked(wanted[start : start + VECTORS], owners, every)
+            ranked = self._ranked(wanted[start : start + VECTORS], owners)
             self.scores |= {r.chunk_id: r.score for r in ranked if r.chunk_id in self.watched}
             for flag in (True, False):
                 self._add((r for r in ranked if shown[r.doc_id] is flag), flag)
 
-    def _ranked(self, ids: list[int], owners: dict[int, int], every: bool) -> list[Ranked]:
+    def _ranked(self, ids: list[int], owners: dict[int, int]) -> list[Ranked]:
         """Cosine similarities as the index computes them: of vectors rounded to float16."""
         s: Standing = self.standing
         with transaction(self.engine.pool) as c:
-            if not every:
-                ids = history.not_current(c, self.space.id, s.shard, ids, s.at)
             rows = embeddings.vectors_of(c, self.space.id, s.shard, s.model_id, ids)
             lost = len(history.owners(c, self.space.id, s.shard, sorted(set(ids) - {r.chunk_id for r in rows})))
         if lost:
@@ -230,11 +234,11 @@ class _Look:
 
     def hits(self) -> tuple[Hit, ...] | None:
         """The best, judged once more. None: the rows moved to another shard meanwhile. Raises Rejected if they were purged."""
-        shard = _require_kept(self.engine, self.space, self.when.at).shard
-        if shard != self.standing.shard:
-            return None
+        shard = self.standing.shard
         with transaction(self.engine.pool) as c:
-            return _hits(c, self.space.id, shard, self.when, self.principals, _best(self.k, self._best[True].values()))
+            found = _hits(c, self.space.id, shard, self.when, self.principals, _best(self.k, self._best[True].values()))
+        # Asked last: what a purge or a move took away before the texts were read shows here.
+        return found if _require_kept(self.engine, self.space, self.when.at).shard == shard else None
 
 
 def _best(k: int, found: Iterable[Ranked]) -> list[Ranked]:

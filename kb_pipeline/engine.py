@@ -1,8 +1,10 @@
 """What the core works with: the database, the opened ports, and the numbers that bound its work. wiring.py makes one."""
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from kb_pipeline.errors import Transient
 from kb_pipeline.ports import BlobStore, Connector, Embedder, Parser, VectorIndex
 from kb_pipeline.store.database import Pool
 from kb_pipeline.store.sources import Source
@@ -48,3 +50,13 @@ class Engine:
     index: Callable[[Space], VectorIndex]
     limits: Limits = field(default_factory=Limits)
     answer_log: bool = True
+    stop: threading.Event = field(default_factory=threading.Event)  # set: end soon and in order, between two units of work
+
+
+class Stopped(Transient):
+    """Work ended early because it was asked to: what was done is stored, what is left waits for whoever comes next."""
+
+    code = "stopped"
+
+    def __init__(self) -> None:
+        super().__init__("stopped in order before all was done: run the same command again to go on")

@@ -232,3 +232,17 @@ class Answer:
     at: datetime
     hits: tuple[Hit, ...]
     withheld: int = 0  # as of an earlier time: what would have been shown then, and is deleted, hidden or not permitted now
+
+
+# --- operation ------------------------------------------------------------------------------------------------------
+
+
+class AlertKind(StrEnum):
+    """What an operator is told about, until its cause is gone."""
+
+    SYNC_FAILED = "SYNC_FAILED"
+    TASK_DEAD = "TASK_DEAD"
+    APPROVAL_WAITING = "APPROVAL_WAITING"
+    RECONCILIATION_FAILED = "RECONCILIATION_FAILED"
+    SCHEDULE_MISSED = "SCHEDULE_MISSED"
+    VECTOR_FAILED = "VECTOR_FAILED"

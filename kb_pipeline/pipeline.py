@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from kb_pipeline.engine import Engine, Progress, silent
+from kb_pipeline.engine import Engine, Progress, Stopped, silent
 from kb_pipeline.errors import Fatal, KbError, Rejected, Transient
 from kb_pipeline.nodes import chunk, embed, fetch, index, parse
 from kb_pipeline.nodes.outcome import Outcome, commit
@@ -78,13 +78,18 @@ def ingest(
     report = IngestReport()
     retried(lambda: _ensure_log(engine), idempotent=True)
     while limit is None or report.tasks < limit:
+        if engine.stop.is_set():
+            report.stopped = Stopped()
+            return report
         wanted = engine.limits.batch_size if limit is None else min(engine.limits.batch_size, limit - report.tasks)
         claims, left = retried(lambda wanted=wanted: _claim(engine, space, wanted, nodes))  # type: ignore[misc]
         if not claims:
             return report
         report.tasks += len(claims)
-        with _heartbeat(engine, claims):
+        with _heartbeat(engine, claims), _none_left_behind(engine, space, claims):
             for part in _by_bytes(claims, engine.limits.batch_bytes):
+                if engine.stop.is_set():
+                    break
                 _flow(engine, space, part, nodes, report)
                 progress(Progress("ingesting", report.published + report.failed, max(left, report.published + report.failed)))
         if report.stopped is not None:
@@ -107,17 +112,19 @@ def _claim(engine: Engine, space: Space, wanted: int, nodes: Sequence[Node]) -> 
 
 def _flow(engine: Engine, space: Space, claims: list[Claim], nodes: Sequence[Node], report: IngestReport) -> None:
     """Take one part through every node; a task joins at the node it stands at."""
-    for node in nodes:
-        here = [c for c in claims if c.node is node]
-        if not here:
-            continue
-        started = datetime.now(UTC)
-        outcome = _run(engine, space, here, started)
-        report.take(node, outcome, (datetime.now(UTC) - started).total_seconds())
-        claims = [c for c in claims if c.node is not node] + (outcome.done if node is not Node.INDEXER else [])
-        if outcome.error is not None and outcome.error.code in STOPPING and not outcome.done:
-            report.stopped = outcome.error
-    _give_back(engine, space, claims)
+    with _none_left_behind(engine, space, claims) as held:
+        for node in nodes:
+            here = [c for c in held if c.node is node]
+            if not here or engine.stop.is_set():
+                continue
+            started = datetime.now(UTC)
+            outcome = _run(engine, space, here, started)
+            report.take(node, outcome, (datetime.now(UTC) - started).total_seconds())
+            held[:] = [c for c in held if c.node is not node] + (outcome.done if node is not Node.INDEXER else [])
+            if outcome.error is not None and outcome.error.code in STOPPING and not outcome.done:
+                report.stopped = outcome.error
+        if not engine.stop.is_set():
+            _give_back(engine, space, held)
 
 
 def _run(engine: Engine, space: Space, claims: list[Claim], started: datetime) -> Outcome:
@@ -142,6 +149,25 @@ def _run(engine: Engine, space: Space, claims: list[Claim], started: datetime) -
 
 def _fail(engine: Engine, space: Space, claims: Sequence[Claim], started: datetime, error: KbError) -> Outcome:
     return commit(engine, space, started, claims, [(c, error) for c in claims], lambda _c, _f: {})
+
+
+@contextmanager
+def _none_left_behind(engine: Engine, space: Space, claims: Sequence[Claim]) -> Iterator[list[Claim]]:
+    """Whoever ends early, by request or by force, gives back at once what it still holds: nobody waits for its lease, and it
+    is no death. The list is the caller's to keep up to date."""
+    held = list(claims)
+
+    def release() -> None:
+        with transaction(engine.pool) as c:
+            tasks.release(c, tasks.fence(c, space, held).claims, datetime.now(UTC))
+
+    try:
+        yield held
+    except BaseException:
+        retried(release, idempotent=True)
+        raise
+    if engine.stop.is_set():
+        retried(release, idempotent=True)
 
 
 def _give_back(engine: Engine, space: Space, claims: Sequence[Claim]) -> None:

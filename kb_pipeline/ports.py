@@ -34,6 +34,7 @@ class Capabilities:
     # The longest time, in the source's clock, from a stamp until listings show it: late commits, index lag, clock error.
     skew_seconds: float = 0.0
     scopes: bool = False  # it is Scoped: parts that are listed side by side, each with a watermark of its own
+    token: bool = False  # it is a ChangeProbe: whether anything may have changed is cheap to ask
 
 
 class Connector(Protocol):
@@ -92,6 +93,15 @@ class Scoped(Connector, Protocol):
 
     def scope_pages(self, scope: str, checkpoint: Json | None, limit: int) -> Iterator[Page]:
         """As ``pages``, of one scope."""
+        ...
+
+
+class ChangeProbe(Connector, Protocol):
+    """A connector whose capabilities say ``token``."""
+
+    def change_token(self, budget_seconds: float) -> str | None:
+        """Differs from every earlier one whenever an item may have come, changed or gone since; equal tokens prove that none
+        did. None: it could not be told in this time. Raises Fatal, Transient."""
         ...
 
 

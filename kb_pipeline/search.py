@@ -69,7 +69,7 @@ def _look(
                 return None
             raise
         with transaction(engine.pool) as c:
-            joined = answers.join_candidates(c, space.id, standing, candidates, principals)
+            joined = answers.join_candidates(c, space.id, standing, candidates, principals, k)
         if joined.shard != standing.shard:
             return None
         if joined.republished and not last:
@@ -82,7 +82,7 @@ def _look(
 def _answer(
     engine: Engine, space: Space, question: str, k: int, principals: Sequence[str], standing: Standing, joined: Joined
 ) -> Answer:
-    rows = joined.rows[:k]
+    rows = joined.rows
     hits = tuple(
         Hit(r.doc_id, r.external_id, r.uri, r.title, tuple(r.title_path), r.version, r.chunk_id, round(r.score, 6), r.text)
         for r in rows

@@ -35,8 +35,15 @@ class Settings:
     retry_max_seconds: float = _setting(3600.0, "longest back-off")
     shrink_guard: float = _setting(0.8, "a listing below this share of the last one deletes nothing")
     own_shard_chunks: int = _setting(20_000, "a space with more chunks gets a shard of its own")
+    fanout_tasks: int = _setting(2000, "waiting tasks of a space for which one more run works beside the others")
+    fanout_runs: int = _setting(4, "runs that work side by side in one space at most, 1 to 50")
+    time_zone: str = _setting("UTC", "of the nightly schedules, as in `Europe/Berlin`; a space's own is set with the space")
+    run_retention_days: int = _setting(30, "finished Dagster runs and their logs are deleted when they are older")
     answer_log: bool = _setting(True, "keep question, principals and chunk ids of every answer")
     web_port: int = _setting(3000, "port of the Dagster web UI")
+    service_port: int = _setting(8080, "port of `/healthz`, `/livez` and `/metrics`")
+    drain_seconds: int = _setting(30, "how long `kb up` lets running work end in order, 5 or more")
+    child_memory_mb: int = _setting(2048, "`kb up` restarts a web server or daemon that grew beyond it; 0: never")
     log_level: str = _setting("WARNING", "of the log lines on stderr")
 
     @property
@@ -92,6 +99,11 @@ def child_environment(**extra: str) -> dict[str, str]:
     return {**os.environ, **extra}
 
 
+def notify_socket() -> str:
+    """Where a service manager wants to hear of us (sd_notify); empty where there is none."""
+    return os.environ.get("NOTIFY_SOCKET", "")
+
+
 def _parsed(name: str, kind: Any, raw: Any) -> Any:
     try:
         if kind is bool:
@@ -112,6 +124,11 @@ def _checked(s: Settings) -> Settings:
         ("batch_size", 1 <= s.batch_size <= 1000, "1 to 1000"),
         ("shrink_guard", 0 <= s.shrink_guard <= 1, "0 to 1"),
         ("lease_seconds", s.lease_seconds >= 5, "5 or more"),
+        ("drain_seconds", s.drain_seconds >= 5, "5 or more"),
+        ("child_memory_mb", s.child_memory_mb == 0 or s.child_memory_mb >= 256, "0, or 256 or more"),
+        ("fanout_tasks", s.fanout_tasks >= 1, "1 or more"),
+        ("fanout_runs", 1 <= s.fanout_runs <= 50, "1 to 50"),
+        ("run_retention_days", s.run_retention_days >= 1, "1 or more"),
         (
             "database_url",
             s.database_url[:13] in ("", "postgresql://") or s.database_url.startswith("postgres://"),

@@ -1,11 +1,12 @@
 """One pass over a space, here and now: walk its sources, ingest what waits, delete and erase what is gone."""
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kb_pipeline.engine import Engine, Progress, silent
-from kb_pipeline.errors import KbError, Misconfigured
+from kb_pipeline.errors import KbError, Misconfigured, Transient
 from kb_pipeline.maintenance.deletion import confirm_hidden
 from kb_pipeline.maintenance.promotion import clear_left_shard, promote_if_large
 from kb_pipeline.maintenance.vector_gc import collect_vectors
@@ -17,6 +18,8 @@ from kb_pipeline.store.sources import Source
 from kb_pipeline.store.spaces import Space
 from kb_pipeline.walk import PassReport, walk_source
 
+log = logging.getLogger(__name__)
+LOOK_SECONDS, TELL_SECONDS = 0.5, 10.0  # how often a busy source is looked at, and waiting for it is told
 BYTES_PER_CHUNK = 600  # how many chunks a listing promises: on the low side, so that a large load gets its shard first
 
 
@@ -58,7 +61,8 @@ def sync_space(
     report = take_snapshot(engine, space, source=source, full=full, progress=progress)
     if pending(engine, space):
         report.ingest = ingest(engine, space, progress=progress)
-    report.vectors_deleted = settle(engine, space, loaded=report.ingest.published)
+    if not engine.stop.is_set():
+        report.vectors_deleted = settle(engine, space, loaded=report.ingest.published)
     report.seconds = time.monotonic() - began
     return report
 
@@ -69,14 +73,20 @@ def take_snapshot(
     *,
     source: str | None = None,
     full: bool = False,
+    patience_seconds: float = 0.0,
     progress: Callable[[Progress], None] = silent,
 ) -> SyncReport:
-    """Walk the active sources; each error is that source's own. What a complete listing lacks is hidden, confirmed, deleted."""
+    """Walk the active sources; each error is that source's own. What a complete listing lacks is hidden, confirmed, deleted.
+
+    A source that somebody else walks is an error, unless that walk ends within ``patience_seconds``.
+    """
     began = time.monotonic()
     report = SyncReport(space.key)
     for each in _chosen(engine, space, source):
+        if engine.stop.is_set():
+            break
         try:
-            found = walk_source(engine, space, each, full=full, progress=progress)
+            found = _walk(engine, space, each, full, patience_seconds, progress)
         except KbError as e:
             report.errors[each.name] = e
             continue
@@ -86,9 +96,37 @@ def take_snapshot(
                 "it went on where an interrupted pass had stopped: the next one sees what was edited before that point"
             )
         if found.verdict is Verdict.COMPLETE:
-            found.counts["deleted"] += confirm_hidden(engine, space, each, spend=found.spend_approval)
+            found.counts["deleted"] += confirm_hidden(engine, space, each)
     report.seconds = time.monotonic() - began
     return report
+
+
+def _walk(
+    engine: Engine, space: Space, source: Source, full: bool, patience: float, progress: Callable[[Progress], None]
+) -> PassReport:
+    until = time.monotonic() + patience
+    while True:
+        try:
+            return walk_source(engine, space, source, full=full, progress=progress)
+        except Transient as e:
+            if e.code != "source_busy" or not _freed(engine, source, until):
+                raise
+
+
+def _freed(engine: Engine, source: Source, until: float) -> bool:
+    """Wait until nobody walks the source. False where that takes too long, or we are to stop."""
+    told = -TELL_SECONDS
+    while (left := until - time.monotonic()) > 0:
+        with transaction(engine.pool) as c:
+            owner = walks.walked_by(c, source.id)
+        if owner is None:
+            return True
+        if time.monotonic() - told >= TELL_SECONDS:
+            told = time.monotonic()
+            log.info("source %s is walked by %s: waiting for it to end, %.0f s more at most", source.name, owner, left)
+        if engine.stop.wait(min(LOOK_SECONDS, left)):
+            return False
+    return False
 
 
 def pending(engine: Engine, space: Space) -> bool:

@@ -56,6 +56,7 @@ class App:
         index: str | None = None,
         retained_versions: int = 5,
         schedule: str = "",
+        time_zone: str = "UTC",
         chunking: Json | None = None,
         audience: list[list[str]] | None = None,
     ) -> Space:
@@ -74,7 +75,8 @@ class App:
             values = {
                 "key": key, "name": name or key, "model_id": model_id, "embedder": kind, "embedder_options": options,
                 "index_kind": index_kind, "index_options": {}, "chunking": chunking or {},
-                "retained_versions": retained_versions, "schedule": schedule, "audience": audience,
+                "retained_versions": retained_versions, "schedule": schedule, "time_zone": time_zone,
+                "audience": audience,
             }  # fmt: skip
             space = spaces.create_space(c, values)
             ref = spaces.living_indexes(c, space.id)[0]
@@ -133,14 +135,19 @@ class App:
         return made
 
     def _blobs(self) -> BlobStore:
-        scheme, _, rest = self.settings.blobs_url.partition(":")
-        if scheme == "file":
-            made: BlobStore = open_adapter("blobs", "file", {"path": rest})
-            return made
-        bucket, _, prefix = rest.removeprefix("//").partition("/")
-        options = {"bucket": bucket, "prefix": prefix, "endpoint": self.settings.s3_endpoint, "region": self.settings.s3_region}
-        made = open_adapter("blobs", "s3", options)
+        return open_blobs(self.settings)
+
+
+def open_blobs(settings: Settings) -> BlobStore:
+    """The object store, which need not exist yet. Raises Misconfigured."""
+    scheme, _, rest = settings.blobs_url.partition(":")
+    if scheme == "file":
+        made: BlobStore = open_adapter("blobs", "file", {"path": rest})
         return made
+    bucket, _, prefix = rest.removeprefix("//").partition("/")
+    options = {"bucket": bucket, "prefix": prefix, "endpoint": settings.s3_endpoint, "region": settings.s3_region}
+    made = open_adapter("blobs", "s3", options)
+    return made
 
 
 @contextmanager

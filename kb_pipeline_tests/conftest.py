@@ -53,20 +53,35 @@ def _url_of(url: str, database: str) -> str:
 
 
 @contextmanager
-def _server(url: str) -> Iterator[Server]:
+def _server(url: str, template: str = "") -> Iterator[Server]:
     with psycopg.connect(url) as c:
         found = c.execute("SELECT count(*) FROM pg_available_extensions WHERE name = 'vector'").fetchone()
-    bare = Server(url, "", found == (1,))
-    with bare.database() as template:
-        pool = open_pool(template, max_size=1)
+    bare = Server(url, template, found == (1,))
+    if template:
+        yield bare
+        return
+    with migrated(bare) as made:
+        yield Server(url, made, bare.has_pgvector)
+
+
+@contextmanager
+def migrated(server: Server) -> Iterator[str]:
+    """The name of a new database with the schema, to be a template."""
+    with server.database() as url:
+        pool = open_pool(url, max_size=1)
         migrate(pool)
         pool.close()
-        yield Server(url, str(conninfo_to_dict(template)["dbname"]), bare.has_pgvector)
+        yield str(conninfo_to_dict(url)["dbname"])
 
 
 @pytest.fixture(scope="session")
 def embedded_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The server that people get by default, in a data folder of its own. It is stopped with the run."""
+    """The server that people get by default, in a data folder of its own, stopped with the run. Many short runs may share
+    one that somebody else stops: TEST_EMBEDDED_URL names it, and TEST_EMBEDDED_TEMPLATE a migrated database there."""
+    if url := os.environ.get("TEST_EMBEDDED_URL"):
+        with _server(url, os.environ.get("TEST_EMBEDDED_TEMPLATE", "")) as server:
+            yield server
+        return
     postgres = EmbeddedPostgres(tmp_path_factory.mktemp("session") / ".kb")
     url = postgres.start()
     try:

@@ -1,39 +1,63 @@
-"""Child processes of ``kb up``: started, known to be ready, ended with everything that they started."""
+"""Child processes of ``kb up``: started, known to be ready, measured, ended with everything that they started.
+
+A child writes to its log file itself, in append mode; when the file has grown, we copy it away and empty it. With pipes that
+we drain, a child would hang as soon as we do, and its last words would be lost with us. What is written between the copy and
+the emptying is lost: some lines in ten megabytes, at worst.
+"""
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
-import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from kb_pipeline.errors import Fatal
 
-READY_SECONDS = 180.0
-STOP_SECONDS = 20.0
-GROUP_SECONDS = 5.0
 POLL_SECONDS = 0.2
+HARD_SECONDS = 5.0  # before the deadline: what still runs is told a second time, and ends without finishing its unit of work
+LEAD_SECONDS = 3.0  # for a child to begin nothing new, before what it has started is told
 LAST_LINES = 15
+LAST_BYTES = 64 * 1024
 MAX_LOG_BYTES = 10 * 2**20
+LOGS = 5
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Child:
-    """``start``: where in ``log`` its own words begin."""
+    """``begin``: where in ``log`` its own words begin."""
 
     name: str
     process: "subprocess.Popen[bytes]"
     log: Path
-    start: int
+    begin: int
+    told: float | None = None  # when it was asked to end
+
+    def ended(self) -> bool:
+        return self.process.poll() is not None
+
+    def said(self) -> str:
+        """The end of what it has written."""
+        with self.log.open("rb") as f:
+            size = f.seek(0, os.SEEK_END)
+            f.seek(max(size - LAST_BYTES, self.begin if self.begin <= size else 0))
+            return f.read().decode("utf-8", "replace")
+
+    def rss_bytes(self) -> int:
+        """Memory of the process itself, without what it started; 0 where nobody knows."""
+        try:
+            return int(Path(f"/proc/{self.process.pid}/statm").read_text(encoding="ascii").split()[1]) * _PAGE
+        except (OSError, IndexError):
+            return 0
 
 
 def start(name: str, command: Sequence[str], log: Path, environment: Mapping[str, str], *, keep: int) -> Child:
     """In a session of its own: Ctrl-C reaches us only, and we end the children in order. It inherits descriptor ``keep``."""
-    if log.exists() and log.stat().st_size > MAX_LOG_BYTES:
-        log.replace(log.with_name(log.name + ".1"))
+    rotate(log)
     with log.open("ab") as out:
         begin = out.seek(0, os.SEEK_END)
         process = subprocess.Popen(
@@ -49,66 +73,74 @@ def start(name: str, command: Sequence[str], log: Path, environment: Mapping[str
     return Child(name, process, log, begin)
 
 
-def wait_until_ready(child: Child, children: Sequence[Child], sign: str, stopped: threading.Event) -> bool:
-    """``sign``: a URL that answers, or words of its log. False if we were asked to stop. Raises Fatal when a child ends."""
-    ready = _answers if sign.startswith("http://") else lambda words: words in _said(child)
-    for _ in range(round(READY_SECONDS / POLL_SECONDS)):
-        if ready(sign):
-            return True
-        if dead := next((c for c in children if c.process.poll() is not None), None):
-            raise died(dead)
-        if stopped.wait(POLL_SECONDS):
-            return False
-    raise Fatal(
-        f"{child.name} was not ready after {READY_SECONDS:g} s; the end of {child.log}:\n{_last_lines(child)}", code="not_ready"
-    )
+def rotate(log: Path) -> bool:
+    """Beyond 10 MB: log -> log.1 -> ... -> log.4. Whoever has the file open goes on at its new beginning."""
+    if not log.exists() or log.stat().st_size <= MAX_LOG_BYTES:
+        return False
+    for n in range(LOGS - 1, 1, -1):
+        with contextlib.suppress(FileNotFoundError):
+            log.with_name(f"{log.name}.{n - 1}").replace(log.with_name(f"{log.name}.{n}"))
+    shutil.copyfile(log, log.with_name(f"{log.name}.1"))
+    os.truncate(log, 0)
+    return True
 
 
-def died(child: Child) -> Fatal:
-    return Fatal(
-        f"{child.name} ended with exit code {child.process.poll()}; the end of {child.log}:\n{_last_lines(child)}",
-        code="child_ended",
-    )
+def died(child: Child, why: str = "") -> Fatal:
+    lines = "\n".join(f"  {line}" for line in child.said().splitlines()[-LAST_LINES:])
+    said = f"the end of {child.log}:\n{lines}"
+    return Fatal(f"{child.name} ended with exit code {child.process.poll()}{why}; {said}", code="child_ended")
 
 
-def stop(child: Child) -> None:
-    """SIGTERM to it, then to what it started (code servers, runs); SIGKILL to what is left after 20 and 5 seconds."""
+def tell(child: Child) -> None:
+    """SIGTERM to the process itself: it begins nothing new."""
+    child.told = time.monotonic()
     with contextlib.suppress(ProcessLookupError):
         child.process.send_signal(signal.SIGTERM)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        child.process.wait(STOP_SECONDS)
-    if _signal_group(child, signal.SIGTERM):
-        for _ in range(round(GROUP_SECONDS / POLL_SECONDS)):
-            if not _signal_group(child, 0):
-                break
-            time.sleep(POLL_SECONDS)
+
+
+def stop(child: Child, seconds: float, hurry: Callable[[], bool] = lambda: False) -> None:
+    """SIGTERM to it, then to what it started (code servers, runs), which may finish what they are at; SIGKILL to what is left.
+
+    Once ``hurry`` says so everything is killed at once.
+    """
+    deadline = time.monotonic() + seconds
+    if child.told is None:
+        tell(child)
+    _wait(child.ended, (child.told or 0.0) + min(LEAD_SECONDS, seconds / 4), hurry)
+    for until in (deadline - min(HARD_SECONDS, seconds / 4), deadline):
+        if _signal_group(child, signal.SIGTERM):
+            _wait(lambda: not _has_living(child), until, hurry)
     _signal_group(child, signal.SIGKILL)
     child.process.wait()
 
 
+def _wait(done: Callable[[], bool], until: float, hurry: Callable[[], bool]) -> None:
+    while not (done() or hurry()) and time.monotonic() < until:
+        time.sleep(POLL_SECONDS)
+
+
 def _signal_group(child: Child, number: int) -> bool:
-    """False when nothing of its session is left. A process that nobody reaps counts as left."""
-    try:
-        os.killpg(child.process.pid, number)
-    except ProcessLookupError:
+    """False when nothing of its session lives any more."""
+    if not _has_living(child):
         return False
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.process.pid, number)
     return True
 
 
-def _answers(url: str) -> bool:
-    import httpx
-
+def _has_living(child: Child) -> bool:
+    """Is anything of its session left that is no zombie? Those of a container without an init process are never reaped."""
+    child.process.poll()  # reaps the child itself, where it has ended
     try:
-        return httpx.get(url, timeout=5, trust_env=False).is_success
-    except httpx.TransportError:
+        os.killpg(child.process.pid, 0)
+    except ProcessLookupError:
         return False
+    return any(_lives_in(child.process.pid, p) for p in Path("/proc").iterdir() if p.name.isdigit())
 
 
-def _said(child: Child) -> str:
-    with child.log.open("rb") as f:
-        f.seek(child.start)
-        return f.read().decode("utf-8", "replace")
-
-
-def _last_lines(child: Child) -> str:
-    return "\n".join(f"  {line}" for line in _said(child).splitlines()[-LAST_LINES:])
+def _lives_in(session: int, process: Path) -> bool:
+    try:
+        state, _, group, *_ = (process / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except (OSError, ValueError):
+        return False  # it has ended
+    return int(group) == session and state not in "ZX"

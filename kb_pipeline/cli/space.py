@@ -30,6 +30,7 @@ def space_document(space: "Space") -> Json:
         "chunking": space.chunking,
         "retained_versions": space.retained_versions,
         "schedule": space.schedule,
+        "time_zone": space.time_zone,
         "audience": space.audience,
     }
 
@@ -49,8 +50,9 @@ def add(
     retain: Annotated[int, typer.Option(min=1, help="Versions of a document that are kept.")] = 5,
     schedule: Annotated[
         str,
-        typer.Option(metavar="CRON", help="Cron in UTC, as in '*/15 * * * *': `kb status` shows when the next pass is due."),
+        typer.Option(metavar="CRON", help="When it is synced, as in '*/15 * * * *'; `kb status` shows when it is due next."),
     ] = "",
+    time_zone: Annotated[str, typer.Option(metavar="ZONE", help="Of its schedule, as in Europe/Berlin.")] = "UTC",
     audience: Annotated[
         list[str], typer.Option(metavar="PRINCIPAL", help="Who may read it; several: any of them. Left out: everybody.")
     ] = [],  # noqa: B006
@@ -62,13 +64,13 @@ def add(
     from kb_pipeline.registry import EMBEDDERS
 
     session = session_of(ctx)
-    checked_schedule(schedule)
+    checked_schedule(schedule, time_zone)
     chunking, options = _chunking(pairs(chunk, "--chunk")), pairs(embedder_option, "--embedder-option")
     with session.app() as opened:
         typed = adapter_options(EMBEDDERS, embedder or opened.settings.embedder, options)
         space = opened.add_space(
             key, name=name, embedder=embedder, embedder_options=typed, index=index, retained_versions=retain, schedule=schedule,
-            chunking=chunking, audience=_audience(",".join(audience)),
+            time_zone=time_zone, chunking=chunking, audience=_audience(",".join(audience)),
         )  # fmt: skip
     if not session.out.document(space_document(space)):
         session.out.line(
@@ -108,7 +110,8 @@ def set_(
     ctx: typer.Context,
     key: Key,
     values: Annotated[
-        list[str], typer.Argument(metavar="K=V ...", help="name, schedule, retain, audience=A,B (audience= for everybody).")
+        list[str],
+        typer.Argument(metavar="K=V ...", help="name, schedule, time_zone, retain, audience=A,B (audience= for everybody)."),
     ],
 ) -> None:
     """Change settings of a space."""
@@ -148,14 +151,15 @@ def remove(
         raise typer.Exit(COULD_NOT)
 
 
-def checked_schedule(cron: str) -> str:
-    """Raises Misconfigured for what is no cron line."""
+def checked_schedule(cron: str, zone: str = "UTC") -> str:
+    """Raises Misconfigured for what is no cron line, or no time zone."""
+    from datetime import UTC, datetime
+
+    from kb_pipeline.cron import next_time, time_zone
+
+    time_zone(zone)
     if cron:
-        from datetime import UTC, datetime
-
-        from kb_pipeline.cli.cron import next_time
-
-        next_time(cron, datetime.now(UTC))
+        next_time(cron, datetime.now(UTC), zone)
     return cron
 
 
@@ -167,13 +171,16 @@ def _changes(given: dict[str, str]) -> dict[str, Any]:
                 changes["name"] = value
             case "schedule":
                 changes["schedule"] = checked_schedule(value)
+            case "time_zone":
+                checked_schedule("", value)
+                changes["time_zone"] = value
             case "retain" | "retained_versions":
                 changes["retained_versions"] = whole_number(key, value, 1)
             case "audience":
                 changes |= {"audience": _audience(value), "set_audience": True}
             case _:
                 raise Misconfigured(
-                    f"a space's {key!r} cannot be set: choose name, schedule, retain or audience; "
+                    f"a space's {key!r} cannot be set: choose name, schedule, time_zone, retain or audience; "
                     "embedder, index and chunking need a new space",
                     code="bad_option",
                 )

@@ -1,6 +1,6 @@
 """``kb sync``: one pass over a space, here and now."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -8,10 +8,11 @@ import typer
 from kb_pipeline.cli.output import Output, counted
 from kb_pipeline.cli.session import COULD_NOT, DELETIONS_WAIT, DONE, SOME_FAILED, session_of
 from kb_pipeline.model import Json, Verdict
+from kb_pipeline.signals import orderly_stop
 from kb_pipeline.states import WalkKind
 
 if TYPE_CHECKING:
-    from kb_pipeline.engine import Engine
+    from kb_pipeline.engine import Engine, Progress
     from kb_pipeline.store.spaces import Space
     from kb_pipeline.sync import SyncReport
     from kb_pipeline.walk import PassReport
@@ -30,19 +31,37 @@ def command(
     full: Annotated[
         bool, typer.Option("--full", help="Walk even where the listing's digest says that nothing changed.")
     ] = False,
+    reparse: Annotated[
+        bool, typer.Option("--reparse", help="Parse every stored original again, for a parser that has learned something.")
+    ] = False,
+    reembed: Annotated[
+        bool, typer.Option("--reembed", help="Ask the embedder again for every text, and replace the vectors that differ.")
+    ] = False,
+    reembed_after: Annotated[
+        int, typer.Option(min=0, metavar="CHUNK", help="Where an interrupted --reembed goes on: it names the number.")
+    ] = 0,
 ) -> None:
     """Find what changed in the sources of a space, and bring its index up to date."""
     from kb_pipeline.sync import sync_space
 
     session = session_of(ctx)
+    again: Json = {}
     with session.app() as opened:
         owner = opened.space(space)
-        report = sync_space(opened.engine, owner, source=source, full=full, progress=session.progress)
-        found = sync_document(opened.engine, owner, report)
+        with orderly_stop(opened.engine.stop):
+            if reparse:
+                again["reparse"] = _reparse(opened.engine, owner, session.progress)
+            report = sync_space(opened.engine, owner, source=source, full=full, progress=session.progress)
+            if reembed or reembed_after:
+                again["reembed"] = _reembed(opened.engine, owner, reembed_after, session.progress)
+            if opened.engine.stop.is_set():
+                session.out.hint("stopped before all was done, and nothing is lost: the same command goes on from here")
+        found = sync_document(opened.engine, owner, report) | again
     if not session.out.document(found):
         tell_sync(session.out, found)
+        _tell_again(session.out, again)
     tell_trouble(session.out, found)
-    raise typer.Exit(exit_code(report))
+    raise typer.Exit(_with_reembed(exit_code(report), session.out, again.get("reembed", {})))
 
 
 def exit_code(report: "SyncReport") -> int:
@@ -52,6 +71,36 @@ def exit_code(report: "SyncReport") -> int:
     if report.waiting_deletions or report.incomplete:
         return DELETIONS_WAIT
     return SOME_FAILED if report.failed else DONE
+
+
+def _reparse(engine: "Engine", space: "Space", progress: "Callable[[Progress], None]") -> Json:
+    from kb_pipeline.maintenance.reparse import reparse_space
+
+    report = reparse_space(engine, space, progress=progress)
+    return {k: getattr(report, k) for k in ("queued", "skipped", "fresh", "without_original")}
+
+
+def _reembed(engine: "Engine", space: "Space", after: int, progress: "Callable[[Progress], None]") -> Json:
+    from kb_pipeline.maintenance.reembed import reembed_space
+
+    report = reembed_space(engine, space, after=after, progress=progress)
+    counts = {k: getattr(report, k) for k in ("asked", "changed", "failed", "upserted", "last_chunk")}
+    return {**counts, "stopped": report.stopped.message if report.stopped else None}
+
+
+def _tell_again(out: Output, again: Json) -> None:
+    if found := again.get("reparse"):
+        out.line(f"parsed again: {found['queued']} documents; left out, as they are being worked on: {found['skipped']}")
+    if found := again.get("reembed"):
+        out.line(f"embedded again: {found['asked']} texts; another vector than before: {found['changed']}")
+
+
+def _with_reembed(code: int, out: Output, reembed: Json) -> int:
+    """What the rest of the command ended with, unless the embedder gave up or refused a text."""
+    if reembed.get("stopped"):
+        out.hint(f"asking again stopped: {reembed['stopped']}. To go on: --reembed-after {reembed['last_chunk']}")
+        return COULD_NOT
+    return code or (SOME_FAILED if reembed.get("failed") else DONE)
 
 
 def sync_document(engine: "Engine", space: "Space", report: "SyncReport") -> Json:

@@ -1,24 +1,26 @@
-"""``kb up``: database, Dagster's web server and daemon in the foreground; stopped in the reverse order."""
+"""``kb up``: database, daemon, web server and health service in the foreground; stopped in the reverse order."""
 
 import getpass
 import os
 import shutil
 import signal
-import socket
 import sys
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kb_pipeline.cli.notify import tell_manager
 from kb_pipeline.cli.output import Output
-from kb_pipeline.cli.processes import Child, died, start, stop, wait_until_ready
-from kb_pipeline.cli.session import session_of
-from kb_pipeline.errors import Fatal, Misconfigured, MissingExtra
+from kb_pipeline.cli.preflight import Finding, examine, refusal
+from kb_pipeline.cli.processes import Child
+from kb_pipeline.cli.session import COULD_NOT, DONE, session_of
+from kb_pipeline.cli.supervisor import Spec, Supervisor
+from kb_pipeline.errors import Fatal, KbError, Misconfigured, MissingExtra
 
 if TYPE_CHECKING:
     from kb_pipeline.settings import Settings
@@ -26,58 +28,115 @@ if TYPE_CHECKING:
 NAME = "up"
 HOST = "127.0.0.1"
 DEFINITIONS = "kb_pipeline.orchestration.definitions"
-POLL_SECONDS = 0.5
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+MIB = 2**20
+LOCK = "up.lock"
+_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def command(
     ctx: typer.Context,
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="Of the web UI; KB_WEB_PORT when left out.")] = None,
+    service_port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Of health and metrics; KB_SERVICE_PORT when left out.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen at. The web UI lets everybody do everything.")] = HOST,
+    check: Annotated[bool, typer.Option("--check", help="Only look for what would keep it from working.")] = False,
 ) -> None:
-    """Run the database, the Dagster web UI and its daemon until Ctrl-C."""
+    """Run the database, the Dagster web UI, its daemon and the health service until Ctrl-C."""
     session = session_of(ctx)
-    settings = session.settings()
-    port = port or settings.web_port
+    given = session.settings()
+    settings = replace(given, web_port=port or given.web_port, service_port=service_port or given.service_port)
     if find_spec("dagster_webserver") is None:
         raise MissingExtra("kb up needs Dagster's web server: pip install dagster-webserver")
-    _require_free(port)
+    findings = examine(settings, host, {"--port": settings.web_port, "--service-port": settings.service_port})
+    if check:
+        raise typer.Exit(_tell_findings(session.out, findings))
+    _refuse_or_warn(session.out, settings.home, findings)
+    if host not in (HOST, "localhost", "::1"):
+        session.out.hint(
+            f"warning: {host} is open to the network, and the web UI asks nobody who they are: let only a proxy reach it"
+        )
     with _alone(settings.home) as lock:
         with session.app() as app:
             session.out.hint(f"database   ready: {app.database}, schema {app.schema_version}")
-            _run(session.out, settings, port, lock)
+            _run(session.out, settings, host, lock)
         session.out.hint("database   left")
 
 
-def _run(out: Output, settings: "Settings", port: int, lock: int) -> None:
-    """Both children until a signal, or until one of them dies. Raises Fatal then."""
-    url, home = f"http://{HOST}:{port}", settings.home
-    stopped = threading.Event()
-    children: list[Child] = []
-    with _signals_to(stopped):
+def _run(out: Output, settings: "Settings", host: str, lock: int) -> None:
+    """All children until a signal, or until restarting one does not help. Raises Fatal then."""
+    shown = _EVERYWHERE.get(host, host)
+    base = f"http://[{shown}]" if ":" in shown else f"http://{shown}"
+    url, service = f"{base}:{settings.web_port}", f"{base}:{settings.service_port}"
+    environment = _environment(settings, dagster_home(settings.home))
+    with _signals() as asked:
+        supervisor = Supervisor(
+            settings.home,
+            environment,
+            keep=lock,
+            say=out.hint,
+            asked=asked,
+            memory_bytes=settings.child_memory_mb * MIB,
+            drain_seconds=settings.drain_seconds,
+        )
         try:
-            environment = _environment(settings, dagster_home(home))
-            web = ("dagster_webserver", "-h", HOST, "-p", str(port), "-m", DEFINITIONS)
-            daemon = ("dagster._daemon", "run", "-m", DEFINITIONS)
-            for name, arguments in (("daemon", daemon), ("webserver", web)):
-                children.append(
-                    start(name, [sys.executable, "-m", *arguments], home / "logs" / f"{name}.log", environment, keep=lock)
-                )
-            _remember(lock, children)
-            for child, sign in zip(
-                children, ("Instance is configured with the following daemons", f"{url}/server_info"), strict=True
-            ):
-                if wait_until_ready(child, children, sign, stopped):
-                    out.hint(f"{child.name.ljust(10)} ready, log in {child.log}")
-            if not stopped.is_set() and not out.document({"url": url, "home": home, "logs": [c.log for c in children]}):
-                out.line(f"Web UI: {url}   (Ctrl-C stops everything)")
-            sys.stdout.flush()
-            while not stopped.wait(POLL_SECONDS):
-                if dead := next((c for c in children if c.process.poll() is not None), None):
-                    raise died(dead)
+            if supervisor.start(_specs(settings, host, url, service), lambda children: _remember(lock, children)):
+                _tell_ready(out, settings.home, url, service, supervisor.children)
+                supervisor.watch(lambda children: _remember(lock, children))
         finally:
-            for child in reversed(children):
-                stop(child)
-                out.hint(f"{child.name.ljust(10)} stopped")
+            tell_manager("STOPPING=1")
+            supervisor.stop()
+
+
+def _specs(settings: "Settings", host: str, url: str, service: str) -> list[Spec]:
+    python = (sys.executable, "-m")
+    web = (*python, "dagster_webserver", "-h", host, "-p", str(settings.web_port), "-m", DEFINITIONS)
+    return [
+        Spec(
+            "daemon",
+            (*python, "dagster._daemon", "run", "-m", DEFINITIONS),
+            "Instance is configured with the following daemons",
+            limited=True,
+            works=True,
+        ),
+        Spec("webserver", web, f"{url}/server_info", limited=True),
+        Spec("service", (*python, "kb_pipeline.service", host), f"{service}/livez"),
+    ]
+
+
+def _tell_ready(out: Output, home: Path, url: str, service: str, children: Sequence[Child]) -> None:
+    found = {"url": url, "service": service, "home": home, "logs": [c.log for c in children]}
+    if not out.document(found):
+        out.line(f"Web UI: {url}   health: {service}/healthz   metrics: {service}/metrics   (Ctrl-C stops everything)")
+    sys.stdout.flush()
+    tell_manager("READY=1")
+
+
+def _tell_findings(out: Output, findings: Sequence[Finding]) -> int:
+    ok = all(f.warning for f in findings)
+    if not out.document({"ok": ok, "findings": [f.document() for f in findings]}):
+        for found in findings:
+            out.line(f"{'warning' if found.warning else 'error'}: {found.error.message}")
+        if ok:
+            out.line("kb up can start")
+    return DONE if ok else COULD_NOT
+
+
+def _refuse_or_warn(out: Output, home: Path, findings: Sequence[Finding]) -> None:
+    """Raises one error for all. Where ``kb up`` runs already, that is the reason for the ports that are taken."""
+    errors: list[KbError] = [f.error for f in findings if not f.warning]
+    if any(e.code == "port_taken" for e in errors) and (home / LOCK).exists():
+        try:
+            with _alone(home):
+                pass
+        except Misconfigured as e:
+            errors = [e, *(x for x in errors if x.code != "port_taken")]
+    for found in findings:
+        if found.warning:
+            out.hint(f"warning: {found.error.message}")
+    if errors:
+        raise refusal(errors)
 
 
 def dagster_home(home: Path) -> Path:
@@ -119,27 +178,13 @@ def _environment(settings: "Settings", folder: Path) -> dict[str, str]:
     return child_environment(**own, DAGSTER_HOME=str(folder), DAGSTER_DISABLE_TELEMETRY="1", PYTHONUNBUFFERED="1")
 
 
-def _require_free(port: int) -> None:
-    """Before anything starts. Raises Misconfigured."""
-    with socket.socket() as s:
-        s.setsockopt(
-            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-        )  # as the web server does: connections of the last one may linger
-        try:
-            s.bind((HOST, port))
-        except OSError as e:
-            raise Misconfigured(
-                f"port {port} is not free ({e.strerror}): kb up --port N, or end what uses it", code="port_taken"
-            ) from e
-
-
 @contextmanager
 def _alone(home: Path) -> Iterator[int]:
     """One ``kb up`` per data folder. The children inherit the lock, so that one that outlived its ``kb up`` is found out."""
     from kb_pipeline.embedded_postgres.locks import flock, open_lock
 
     home.mkdir(parents=True, exist_ok=True)
-    path = home / "up.lock"
+    path = home / LOCK
     lock = open_lock(path)
     try:
         if not flock(lock, exclusive=True):
@@ -153,18 +198,20 @@ def _alone(home: Path) -> Iterator[int]:
         os.close(lock)  # not unlocked: a child that would not end keeps it
 
 
-def _remember(lock: int, children: list[Child]) -> None:
+def _remember(lock: int, children: Sequence[Child]) -> None:
     """For the message of the next ``kb up``."""
     processes = ", ".join([f"kb up {os.getpid()}", *(f"{c.name} {c.process.pid}" for c in children)])
+    os.ftruncate(lock, 0)
     os.pwrite(lock, f"processes: {processes}\n".encode("ascii"), 0)
 
 
 @contextmanager
-def _signals_to(stopped: threading.Event) -> Iterator[None]:
-    """Ctrl-C, SIGTERM and a closed terminal ask for the same orderly end."""
-    before = {s: signal.signal(s, lambda *_: stopped.set()) for s in STOPS}
+def _signals() -> Iterator[Callable[[], int]]:
+    """Ctrl-C, SIGTERM and a closed terminal ask for the same orderly end. How often they have asked."""
+    received: list[int] = []
+    before = {s: signal.signal(s, lambda number, _: received.append(number)) for s in STOPS}
     try:
-        yield
+        yield lambda: len(received)
     finally:
         for s, handler in before.items():
             signal.signal(s, handler)

@@ -20,13 +20,18 @@ def reconcile(
     ctx: typer.Context,
     space: SpaceKey,
     report_only: Annotated[bool, typer.Option("--report-only", help="Compare only; nothing is changed.")] = False,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Try vectors now that failed before, five times again.")
+    ] = False,
 ) -> None:
     """Compare the vector index with the database, id by id, and repair it. Exit code 3: differences remain."""
     from kb_pipeline.maintenance.reconcile import reconcile as compare
 
     session = session_of(ctx)
     with session.app() as opened:
-        report = compare(opened.engine, opened.space(space), repair=not report_only, progress=session.progress)
+        report = compare(
+            opened.engine, opened.space(space), repair=not report_only, retry_failed=retry_failed, progress=session.progress
+        )
     found = reconcile_document(report)
     if not session.out.document(found):
         _tell_differences(session.out, found)
@@ -86,7 +91,10 @@ COMMANDS = {"reconcile": reconcile, "purge": purge, "gc": gc}
 
 def reconcile_document(report: "ReconcileReport") -> Json:
     """The report under the names that scripts rely on."""
-    counts = {k: getattr(report, k) for k in ("chunks", "vectors", *KINDS, "repaired", "remaining", "waiting", "embedded")}
+    counts = {
+        k: getattr(report, k)
+        for k in ("chunks", "vectors", *KINDS, "repaired", "remaining", "postponed", "waiting", "embedded")
+    }
     error = report.error and {"code": report.error.code, "message": report.error.message}
     return {"space": report.space, **counts, "samples": report.samples, "error": error}
 
@@ -110,5 +118,10 @@ def _tell_what_remains(out: Output, report: "ReconcileReport", *, report_only: b
     if report.remaining:
         when = "to repair" if report_only else "later"
         out.hint(f"{counted(report.remaining, 'difference', 'left')}: {when}, kb reconcile {report.space}")
+    if report.postponed:
+        out.hint(
+            f"{counted(report.postponed, 'vector', 'not tried')}: failed before, and not due yet or five times: "
+            f"to try now, kb reconcile {report.space} --retry-failed"
+        )
     if report.waiting:
         out.hint(f"{counted(report.waiting, 'vector', 'waiting')} to be erased: kb gc {report.space}")

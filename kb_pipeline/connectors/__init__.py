@@ -1,10 +1,15 @@
-"""Connectors, one file each; and what they share: the patterns of those whose items have paths, the report of a listing.
+"""Connectors, one file each; and what they share: the patterns of those whose items have paths, the report of a listing, and
+what the stamps of files prove.
 
 ``*``, ``?`` and ``[...]`` stay within a name, ``**`` spans folders. Without a slash a pattern matches a name at any depth,
 with one the whole relative path. A matched folder stands for everything below it. Exclude wins over include.
 """
 
+import hashlib
+import os
 import re
+import stat
+import time
 from collections.abc import Iterable, Sequence
 from typing import Annotated
 
@@ -13,6 +18,9 @@ from pydantic import AfterValidator, BeforeValidator
 from kb_pipeline.model import Verdict
 
 _REASONS = 100
+RACY_SECONDS = 2.0  # the coarsest file time stamps in use (FAT)
+_TICK_SECONDS = 0.02  # Linux stamps files with the time of the last timer tick, at most 10 ms ago
+_ENTER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 def _split(value: object) -> object:
@@ -128,3 +136,82 @@ class Report:
         taken = self._verdict, tuple(self._reasons + more)
         self._reasons, self._untold, self._verdict = [], 0, Verdict.COMPLETE
         return taken
+
+
+# --- the stamps of files --------------------------------------------------------------------------------------------
+
+
+def _tick(nanoseconds: int) -> float:
+    """How long another write may leave the same stamp."""
+    return RACY_SECONDS if nanoseconds % 10**9 == 0 else _TICK_SECONDS  # whole seconds: perhaps all that can be stored
+
+
+def wait_out_tick(st: os.stat_result) -> None:
+    """Wait until a write would get another mtime than this one has: then equal stamps around a reading prove it whole."""
+    left = _tick(st.st_mtime_ns) - (time.time() - st.st_mtime)
+    if 0 < left <= RACY_SECONDS:
+        time.sleep(left)
+
+
+class _OutOfTime(Exception):
+    pass
+
+
+def tree_token(root: int, selection: Selection, budget_seconds: float) -> str | None:
+    """A digest over path, size, mtime, ctime and inode of every selected file below ``root``; None when it takes longer.
+
+    Nothing is opened but folders, one at a time. A file written within its own clock tick makes the token unlike any other.
+    """
+    clock, end = time.time(), time.monotonic() + budget_seconds
+    digest, racy, stack = hashlib.sha256(), False, [(b"", selection.everything)]
+    try:
+        while stack:
+            prefix, inside = stack.pop()
+            folders = list[tuple[bytes, bool]]()
+            for name, kind, st in _stats(root, prefix, end):
+                path = prefix + name
+                if selection.exclude.match(path, name):
+                    continue
+                included = inside or selection.include.match(path, name)
+                if kind == stat.S_IFDIR:
+                    folders.append((path + b"/", included))
+                elif st is not None and included:
+                    digest.update(b"%b\0%d %d %d %d\0" % (path, st.st_size, st.st_mtime_ns, st.st_ctime_ns, st.st_ino))
+                    racy = racy or -RACY_SECONDS < clock - st.st_ctime < _tick(st.st_ctime_ns)
+                elif kind is None:
+                    digest.update(b"%b\0closed\0" % path)  # differs once it can be read
+            stack += reversed(folders)
+    except _OutOfTime:
+        return None
+    return f"{digest.hexdigest()}-{time.time_ns()}" if racy else digest.hexdigest()
+
+
+def _stats(root: int, prefix: bytes, end: float) -> list[tuple[bytes, int | None, os.stat_result | None]]:
+    """Name, kind and (of files) state of a folder's entries, in byte order. No kind: it cannot be read. Raises _OutOfTime."""
+    found = list[tuple[bytes, int | None, os.stat_result | None]]()
+    try:
+        fd = os.open(prefix or b".", _ENTER, dir_fd=root)
+    except FileNotFoundError:
+        return found
+    except OSError:
+        return [(b"", None, None)]
+    try:
+        with os.scandir(fd) as entries:
+            for entry in entries:
+                if time.monotonic() >= end:
+                    raise _OutOfTime
+                name = os.fsencode(entry.name)
+                try:
+                    if entry.is_dir(follow_symlinks=False):
+                        found.append((name, stat.S_IFDIR, None))
+                    elif entry.is_file(follow_symlinks=False):
+                        found.append((name, stat.S_IFREG, entry.stat(follow_symlinks=False)))
+                except FileNotFoundError:
+                    continue
+                except OSError:
+                    found.append((name, None, None))
+    except OSError:
+        found.append((b"", None, None))
+    finally:
+        os.close(fd)
+    return sorted(found, key=lambda f: f[0])

@@ -33,7 +33,7 @@ from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, field_validator
 
-from kb_pipeline.connectors import Globs, Report, Selection
+from kb_pipeline.connectors import RACY_SECONDS, Globs, Report, Selection, tree_token, wait_out_tick
 from kb_pipeline.errors import Fatal, Rejected, TooLarge, Transient
 from kb_pipeline.model import BadItem, Fetched, Item, Json, Page, Presence, Verdict
 from kb_pipeline.ports import Capabilities
@@ -43,8 +43,6 @@ _EXCLUDE = (
     ".*", "~$*", "*~", "*.tmp", "*.temp", "*.swp", "*.swo", "*.part", "*.partial", "*.crdownload", "Thumbs.db", "desktop.ini",
     "__MACOSX", "__pycache__", "node_modules", "lost+found", "@eaDir", "$RECYCLE.BIN", "System Volume Information",
 )  # fmt: skip
-_RACY_SECONDS = 2.0  # the coarsest file time stamps in use (FAT)
-_TICK_SECONDS = 0.02  # Linux stamps files with the time of the last timer tick, at most 10 ms ago
 _IN_MEMORY = 8 * 2**20
 _NAMES = 200_000  # names of one folder held at a time: some 15 MB
 
@@ -77,7 +75,7 @@ class Config(BaseModel):
 
 
 class LocalDir:
-    capabilities = Capabilities(order_stable=True, lag_seconds=0.0, probe=True, digest=True, snapshot_digest=True)
+    capabilities = Capabilities(order_stable=True, lag_seconds=0.0, probe=True, digest=True, snapshot_digest=True, token=True)
 
     def __init__(self, config: Config) -> None:
         self._path = os.fsencode(config.path)
@@ -126,6 +124,12 @@ class LocalDir:
                 digest.update(b"%b\0%b\0" % (path, _revision(st).encode()))
             self._require_same(root)
         return digest.hexdigest() if report.take()[0] is Verdict.COMPLETE else None
+
+    def change_token(self, budget_seconds: float) -> str | None:
+        with self._root() as root:
+            token = tree_token(root, self._selection, budget_seconds)
+            self._require_same(root)
+        return token
 
     def content_digest(self, external_id: str) -> tuple[str, bytes] | None:
         digest = hashlib.sha256()
@@ -256,7 +260,7 @@ class LocalDir:
         """The open file and its state, which must be the same afterwards. Raises Rejected, Transient, Fatal."""
         with self._open(external_id) as raw:
             try:
-                _wait_out_tick(os.fstat(raw.fileno()))
+                wait_out_tick(os.fstat(raw.fileno()))
                 before = os.fstat(raw.fileno())
                 yield raw, before
                 after = os.fstat(raw.fileno())
@@ -334,15 +338,7 @@ def _revision(st: os.stat_result) -> str:
 
 def _racy(st: os.stat_result, clock: float) -> bool:
     """Written so recently that another write could leave the same stamps. A date in the future that someone set is not."""
-    return st.st_mtime > clock - _RACY_SECONDS and st.st_ctime > clock - _RACY_SECONDS
-
-
-def _wait_out_tick(st: os.stat_result) -> None:
-    """Wait until a write would get another mtime than this one has: then equal stamps around a reading prove it whole."""
-    coarse = st.st_mtime_ns % 10**9 == 0  # whole seconds: perhaps all that this file system can store
-    left = (_RACY_SECONDS if coarse else _TICK_SECONDS) - (time.time() - st.st_mtime)
-    if 0 < left <= _RACY_SECONDS:
-        time.sleep(left)
+    return st.st_mtime > clock - RACY_SECONDS and st.st_ctime > clock - RACY_SECONDS
 
 
 def _pieces(raw: BinaryIO, size: int) -> Iterator[bytes]:

@@ -32,7 +32,8 @@ COPY stage_entry (vec_id, chunk_id, doc_id, acl_seq, ck, bucket, acl, v) FROM ST
 -- name: upsert
 INSERT INTO {table} AS t (shard, vec_id, space_id, index_id, chunk_id, doc_id, acl_seq, ck, bucket, acl, v)
 SELECT %(shard)s::int, vec_id, %(space)s, %(index)s, chunk_id, doc_id, acl_seq, ck, bucket, acl, v FROM stage_entry ORDER BY vec_id
-ON CONFLICT (shard, vec_id) DO UPDATE SET acl_seq = excluded.acl_seq, ck = excluded.ck, acl = excluded.acl
+ON CONFLICT (shard, vec_id) DO UPDATE SET acl_seq = excluded.acl_seq, ck = excluded.ck, acl = excluded.acl,
+    v = CASE WHEN t.v = excluded.v THEN t.v ELSE excluded.v END
 WHERE excluded.acl_seq >= t.acl_seq
 
 -- name: present
@@ -59,7 +60,7 @@ WHERE shard = %(shard)s::int AND space_id = %(space)s AND index_id = %(index)s
 ORDER BY v <=> %(q)s::halfvec({dimension}) LIMIT %(k)s
 
 -- name: digest
-SELECT bucket, count(*) AS n, sum(ck::bigint) AS total FROM {table}
+SELECT bucket, count(*) AS n, sum(ck) AS total FROM {table}
 WHERE shard = %(shard)s::int AND space_id = %(space)s AND index_id = %(index)s GROUP BY bucket
 
 -- name: ids

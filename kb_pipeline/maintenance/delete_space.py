@@ -24,9 +24,9 @@ def delete_space(engine: Engine, space: Space) -> dict[str, int]:
     retried(lambda: _begin(engine, space), idempotent=True)
     residue: dict[str, int] = {}
     for _ in range(ROUNDS):
-        _drop_indexes(engine, space)
         _forget_embeddings(engine, space)
-        _clear_shards(engine, space)
+        _clear_shards(engine, space)  # before the index: vectors that lie beside the chunks are truncated with them
+        _drop_indexes(engine, space)
         _delete_objects(engine, space)
         _delete_rows(engine, space)
         residue = _residue(engine, space)

@@ -1,10 +1,14 @@
-"""Deleting documents: what a walk hid is confirmed by a point probe, then goes with its chunks, vectors and objects."""
+"""Deleting documents: what a walk hid is confirmed by a point probe, or where the source has none by a second listing that
+misses it as well; then it goes with its chunks, vectors and objects.
+"""
 
 from collections.abc import Sequence
+from typing import Any
 
 from kb_pipeline.engine import Engine
 from kb_pipeline.errors import Transient
 from kb_pipeline.model import Presence
+from kb_pipeline.ports import Connector
 from kb_pipeline.store import documents, erasure, sources, spaces, versions, walks
 from kb_pipeline.store.database import retried, transaction
 from kb_pipeline.store.sources import Source
@@ -14,23 +18,36 @@ PROBE_BATCH = 500
 REMOVAL_BATCH = 500
 
 
-def confirm_hidden(engine: Engine, space: Space, source: Source, *, spend: bool = False) -> int:
-    """Probe everything hidden; what is GONE is deleted, anything else stays hidden. Returns how many were deleted.
+def confirm_hidden(engine: Engine, space: Space, source: Source) -> int:
+    """Ask about everything hidden; what is gone is deleted, anything else stays hidden. Returns how many were deleted.
 
-    ``spend``: the deletions go beyond the guard and are taken off the operator's approval.
+    What was hidden beyond the guard is taken off the operator's approval, and waits where that does not suffice.
     """
-    after, deleted = 0, 0
+    after, deleted, waiting = 0, 0, 0
     while True:
         with transaction(engine.pool) as c:
             rows = walks.hidden_docs(c, source.id, after, PROBE_BATCH)
         if not rows:
-            return deleted
+            break
         after = rows[-1].id
-        answers = engine.connector(source).presence([r.external_id for r in rows])
-        gone = [(r.id, r.hidden_sync) for r, presence in zip(rows, answers, strict=True) if presence is Presence.GONE]
-        ids = retried(lambda gone=gone: _tombstone(engine, space, source, gone, spend=spend))  # type: ignore[misc]
-        erase_documents(engine, space, ids)
-        deleted += len(ids)
+        gone = _gone(engine.connector(source), rows)
+        for beyond in (False, True):
+            some = [(r.id, r.hidden_sync) for r in gone if r.beyond_guard is beyond]
+            ids = retried(lambda some=some, beyond=beyond: _tombstone(engine, space, source, some, spend=beyond))  # type: ignore[misc]
+            erase_documents(engine, space, ids)
+            deleted += len(ids)
+            waiting += len(some) if beyond and not ids else 0
+    if waiting:
+        with transaction(engine.pool) as c:
+            walks.set_waiting(c, source.id, waiting)
+    return deleted
+
+
+def _gone(connector: Connector, rows: Sequence[Any]) -> list[Any]:
+    if not connector.capabilities.probe:
+        return [r for r in rows if r.missed_again]
+    answers = connector.presence([r.external_id for r in rows])
+    return [r for r, presence in zip(rows, answers, strict=True) if presence is Presence.GONE]
 
 
 def _tombstone(engine: Engine, space: Space, source: Source, rows: Sequence[tuple[int, int]], *, spend: bool) -> list[int]:

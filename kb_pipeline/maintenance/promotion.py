@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 from kb_pipeline.engine import Engine
 from kb_pipeline.store import spaces
-from kb_pipeline.store.database import retried, transaction
+from kb_pipeline.store.database import briefly, retried, transaction
 from kb_pipeline.store.spaces import Space
 
 GRACE = timedelta(minutes=10)  # readers that looked the old shard up are done by then
@@ -14,14 +14,11 @@ BATCH = 5000
 def promote_if_large(engine: Engine, space: Space, promised_chunks: int = 0) -> int | None:
     """Move the space once it holds, or is promised, more than the threshold. The new shard, or None if it stays."""
 
-    def promote() -> int | None:
+    def wanted() -> bool:
         with transaction(engine.pool) as c:
-            if not spaces.wants_own_shard(c, space, engine.limits.own_shard_chunks, promised_chunks):
-                return None
-        with transaction(engine.pool) as c:
-            return spaces.promote(c, space)
+            return spaces.wants_own_shard(c, space, engine.limits.own_shard_chunks, promised_chunks)
 
-    return retried(promote)
+    return briefly(engine.pool, lambda c: spaces.promote(c, space)) if retried(wanted, idempotent=True) else None
 
 
 def clear_left_shard(engine: Engine, space: Space, *, now: datetime | None = None) -> int:

@@ -12,8 +12,8 @@ from typing import TypeVar
 from kb_pipeline.engine import Engine, Progress, silent
 from kb_pipeline.maintenance.sweep import sweep_objects
 from kb_pipeline.maintenance.vector_gc import collect_vectors
-from kb_pipeline.store import documents, erasure, retention, spaces
-from kb_pipeline.store.database import Connection, retried, transaction
+from kb_pipeline.store import alerts, documents, erasure, retention, spaces
+from kb_pipeline.store.database import Connection, briefly, retried, transaction
 from kb_pipeline.store.retention import Archived
 from kb_pipeline.store.spaces import Space
 
@@ -38,7 +38,7 @@ class PurgeReport:
     objects: int = 0
     embeddings: int = 0
     answers: int = 0
-    logs: int = 0  # rows of the node log, and finished passes
+    logs: int = 0  # rows of the node log, finished passes, reconciliations and resolved alerts
 
 
 def purge(
@@ -114,16 +114,17 @@ def forget_embeddings(engine: Engine, space: Space, before: datetime) -> int:
 
     forgotten, n = 0, EMBEDDINGS
     while n == EMBEDDINGS:
-        n, after, removed = _run(engine, forget)
+        n, after, removed = _at_length(engine, forget)
         forgotten += removed
     return forgotten
 
 
 def _logs(engine: Engine, space: Space, before: datetime) -> int:
     removed = 0
-    while (n := _run(engine, lambda c: retention.forget_logs(c, space.id, before))) is not None:
+    while (n := _at_length(engine, lambda c: retention.forget_logs(c, space.id, before))) is not None:
         removed += n
-    return removed + _run(engine, lambda c: retention.forget_walks(c, space.id, before))
+    removed += _run(engine, lambda c: retention.forget_walks(c, space.id, before))
+    return removed + _run(engine, lambda c: alerts.forget_old(c, space.id, before))
 
 
 def _all(engine: Engine, work: Callable[[Connection], int], full: int) -> int:
@@ -137,6 +138,11 @@ def _all(engine: Engine, work: Callable[[Connection], int], full: int) -> int:
 
 def _run(engine: Engine, work: Callable[[Connection], T]) -> T:
     """One transaction. Repeating it changes nothing: at worst what it did the first time is not counted."""
+    return briefly(engine.pool, work, idempotent=True)
+
+
+def _at_length(engine: Engine, work: Callable[[Connection], T]) -> T:
+    """The same for what reads much and holds no document: nobody waits for it."""
 
     def run() -> T:
         with transaction(engine.pool) as c:

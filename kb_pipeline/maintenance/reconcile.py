@@ -2,26 +2,28 @@
 
 The index is read first and rows second, by bucket digests, and ids only where they differ. Reported is what a second look
 still shows. What is missing or wrong is upserted from the cache; what is too much gets a tombstone: only the vector GC deletes.
+A vector that stays away is tried again after a back-off, five times in all, then only when somebody asks for it.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TypeVar
 from uuid import UUID
 
 from kb_pipeline.engine import Engine, Progress, silent
 from kb_pipeline.errors import KbError, Rejected
 from kb_pipeline.model import Bucket, IndexRef, Json, VectorEntry
-from kb_pipeline.ports import VectorIndex
+from kb_pipeline.nodes.index import ABSENT, remember, upsert_each
 from kb_pipeline.stages.embed import embed_texts
-from kb_pipeline.store import digests, embeddings, spaces
+from kb_pipeline.store import alerts, digests, documents, embeddings, retention, spaces, vector_retries
 from kb_pipeline.store.database import Connection, retried, transaction
 from kb_pipeline.store.digests import Stray
 from kb_pipeline.store.publications import Wanted
 from kb_pipeline.store.spaces import Space
 
 T = TypeVar("T")
-GROUP = 10_000  # ids of an index that are held at a time
+GROUP = 30_000  # ids of an index that are held at a time: each group costs a scan of the space's rows
 SLICE = 2000  # vectors a call of the index
 SAMPLES = 20  # of each kind
 
@@ -38,6 +40,7 @@ class ReconcileReport:
     wrong: int = 0
     repaired: int = 0
     waiting: int = 0  # held, and condemned already: no difference
+    postponed: int = 0  # of the remaining: not tried, because they failed before and are not due, or failed five times
     embedded: int = 0  # texts whose vector was not even in the cache
     samples: dict[str, list[Json]] = field(default_factory=lambda: {"missing": [], "orphaned": [], "wrong": []})
     error: KbError | None = None  # why a text could not be embedded
@@ -68,11 +71,21 @@ class _Look:
 
 
 def reconcile(
-    engine: Engine, space: Space, *, repair: bool = True, progress: Callable[[Progress], None] = silent
+    engine: Engine,
+    space: Space,
+    *,
+    repair: bool = True,
+    retry_failed: bool = False,
+    progress: Callable[[Progress], None] = silent,
 ) -> ReconcileReport:
-    """Compare, and repair unless told not to. Raises what the index raises, Transient while the space serves none."""
+    """Compare, and repair unless told not to. Raises what the index raises, Transient while the space serves none.
+
+    ``retry_failed``: vectors that failed before are tried now, and five times again.
+    """
     with transaction(engine.pool) as c:
-        ref = spaces.serving_index(c, space.id)
+        ref, began = spaces.serving_index(c, space.id), retention.clock(c)
+        if repair and retry_failed:
+            vector_retries.reset(c, space.id)
     held = engine.index(space).digest(ref)
     rows = _rows(engine, space, lambda c, shard: digests.row_digest(c, space.id, shard))
     report = ReconcileReport(space.key, sum(b.count for b in rows.values()), sum(b.count for b in held.values()))
@@ -83,6 +96,7 @@ def reconcile(
         done += len(group)
         progress(Progress("comparing", done, len(differing)))
     _name_samples(engine, report)
+    _rows(engine, space, lambda c, shard: _close(c, space, shard, report, began if repair else None))
     return report
 
 
@@ -95,9 +109,10 @@ def _reconcile_group(
         _count(report, found)
         if found and repair:
             _condemn(engine, space, ref, list(found.orphaned.values()))
-            _upsert(engine, space, ref, [*found.missing.values(), *found.wrong.values()], report)
+            tried = _upsert(engine, space, ref, [*found.missing.values(), *found.wrong.values()], report)
             last = _look(engine, space, ref, buckets).of(found)
             report.repaired += len(found) - len(last)
+            _remember(engine, space, [*last.missing.values(), *last.wrong.values()], tried)
     report.waiting += last.waiting
 
 
@@ -158,16 +173,60 @@ def _condemn(engine: Engine, space: Space, ref: IndexRef, found: Sequence[Stray]
         _rows(engine, space, lambda c, _: digests.condemn(c, space.id, ref.index_id, found))
 
 
-def _upsert(engine: Engine, space: Space, ref: IndexRef, wanted: Sequence[Wanted], report: ReconcileReport) -> None:
-    """R3, from the cache. A chunk whose document moves on meanwhile gets at most a dead id back, which nobody can see."""
-    index: VectorIndex = engine.index(space)
+def _upsert(engine: Engine, space: Space, ref: IndexRef, wanted: Sequence[Wanted], report: ReconcileReport) -> dict[int, str]:
+    """R3, from the cache. A chunk whose document moves on meanwhile gets at most a dead id back, which nobody can see.
+
+    Returns the chunks that were tried, each with what is to be said if it is still not there.
+    """
+    tried: dict[int, str] = {}
     for start in range(0, len(wanted), SLICE):
         part = wanted[start : start + SLICE]
+        ids = [w.chunk_id for w in part]
+        later = _rows(engine, space, lambda c, shard: vector_retries.postponed(c, space.id, shard, ids))  # noqa: B023
+        report.postponed += len(later)
+        part = [w for w in part if w.chunk_id not in later]
         vectors = _vectors(engine, space, ref, part)
         if without := [w.chunk_id for w in part if w.chunk_id not in vectors]:
-            _embed(engine, space, without, report)
+            tried |= _embed(engine, space, without, report)
             vectors |= _vectors(engine, space, ref, [w for w in part if w.chunk_id not in vectors])
-        index.upsert(ref, [_entry(w, vectors[w.chunk_id]) for w in part if w.chunk_id in vectors])
+        refused = upsert_each(engine.index(space), ref, [_entry(w, vectors[w.chunk_id]) for w in part if w.chunk_id in vectors])
+        tried |= {
+            w.chunk_id: f"{e.code}: {e.message}" if (e := refused.get(w.vec_id)) else ABSENT
+            for w in part
+            if w.chunk_id in vectors
+        }
+    return tried
+
+
+def _remember(engine: Engine, space: Space, still: Sequence[Wanted], tried: Mapping[int, str]) -> None:
+    """Count a try for what stayed away, in slices, behind the locks of the documents."""
+    for start in range(0, len(still), SLICE):
+        part = still[start : start + SLICE]
+        failures = {w.chunk_id: tried[w.chunk_id] for w in part if w.chunk_id in tried}
+
+        def write(c: Connection, shard: int) -> None:
+            documents.lock_deleted(c, sorted({w.doc_id for w in part}))  # noqa: B023 (as it is then)
+            remember(c, engine, space, shard, failures, current_only=True)  # noqa: B023
+            vector_retries.touch(c, space.id, shard, [w.chunk_id for w in part if w.chunk_id not in failures])  # noqa: B023
+
+        _rows(engine, space, write)
+
+
+def _close(c: Connection, space: Space, shard: int, report: ReconcileReport, repaired_since: datetime | None) -> None:
+    """The outcome is kept: an alert tells of what remains. Vectors that did not fail this time have no count any more."""
+    if repaired_since is not None:
+        vector_retries.settle(c, space.id, shard, repaired_since)
+    alerts.store_reconciliation(
+        c,
+        space.id,
+        chunks=report.chunks,
+        vectors=report.vectors,
+        missing=report.missing,
+        orphaned=report.orphaned,
+        wrong=report.wrong,
+        repaired=report.repaired,
+        remaining=report.remaining,
+    )
 
 
 def _vectors(engine: Engine, space: Space, ref: IndexRef, wanted: Sequence[Wanted]) -> dict[int, bytes]:
@@ -180,10 +239,13 @@ def _entry(w: Wanted, vector: bytes) -> VectorEntry:
     return VectorEntry(w.vec_id, w.chunk_id, w.doc_id, vector, w.acl, w.acl_seq, w.checksum, w.bucket)
 
 
-def _embed(engine: Engine, space: Space, chunk_ids: Sequence[int], report: ReconcileReport) -> None:
-    """Exactly these texts, under a claim as any worker takes it. Texts that another process has claimed are left to it."""
+def _embed(engine: Engine, space: Space, chunk_ids: Sequence[int], report: ReconcileReport) -> dict[int, str]:
+    """Exactly these texts, under a claim as any worker takes it. Texts that another process has claimed are left to it.
 
+    Returns the chunks whose text was refused, and why.
+    """
     token = _rows(engine, space, lambda c, _: embeddings.new_token(c))
+    refused: dict[bytes, str] = {}
 
     def claim(c: Connection, shard: int) -> list[tuple[bytes, str]]:
         texts = dict(embeddings.texts(c, space.id, shard, chunk_ids))
@@ -193,11 +255,16 @@ def _embed(engine: Engine, space: Space, chunk_ids: Sequence[int], report: Recon
     try:
         for part in embed_texts(engine.embedder(space), _rows(engine, space, claim)):
             report.error = next(iter(part.errors.values()), report.error)
+            refused |= {h: f"{e.code}: {e.message}" for h, e in part.errors.items() if isinstance(e, Rejected)}
             vectors = part.vectors
             if vectors:
                 report.embedded += _rows(engine, space, lambda c, _: embeddings.store(c, space.model_id, token, vectors))  # noqa: B023
     finally:
         _rows(engine, space, lambda c, _: embeddings.give_back(c, space.model_id, token))
+    if not refused:
+        return {}
+    hashes = _rows(engine, space, lambda c, shard: digests.hashes(c, space.id, shard, chunk_ids))
+    return {chunk: refused[h] for chunk, h in hashes.items() if h in refused}
 
 
 # --- what is told -----------------------------------------------------------------------------------------------------

@@ -26,13 +26,17 @@ def run(engine: Engine, space: Space, claims: Sequence[Claim], started: datetime
     for batch in _slices(needed):
         n, errors = _ensure(engine, space, claims, batch)
         embedded, bad = embedded + n, bad | errors
-        if any(_is_over(e) for e in errors.values()):
+        if engine.stop.is_set() or any(_is_over(e) for e in errors.values()):
             break
     over = next((e for e in bad.values() if _is_over(e)), None)
     failed = _by_claim(claims, needed, bad, over, engine, space) if bad else []
+    # Asked to end: a document that has all its vectors goes on, the others are released by commit().
+    short = _without_vector(engine, space, needed) if engine.stop.is_set() else set()
 
     def save(_: Connection, fence: Fence) -> dict[int, Json]:
-        return {x.task_id: {} for x in fence.claims}
+        going = [x for x in fence.claims if x.doc_id not in short]
+        # The batch's number stands at one of its tasks: texts are shared, so no document has a number of its own.
+        return {x.task_id: {"embedded": embedded} if x is going[0] else {} for x in going}
 
     outcome = commit(engine, space, started, claims, failed, save)
     outcome.add(embedded=embedded)
@@ -44,6 +48,13 @@ def _needed(engine: Engine, space: Space, claims: Sequence[Claim]) -> list[Neede
         held = tasks.fence(c, space, claims)
         ids = publications.chunk_ids(c, [x.doc_id for x in held.claims], [x.version for x in held.claims])
         return embeddings.needed(c, space.id, held.shard, [i for of in ids.values() for i in of])
+
+
+def _without_vector(engine: Engine, space: Space, needed: Sequence[Needed]) -> set[int]:
+    """Documents with a text that nobody has embedded yet."""
+    with transaction(engine.pool) as c:
+        missing = embeddings.missing(c, space.model_id, [n.content_hash for n in needed])
+    return {d for n in needed if n.content_hash in missing for d in n.doc_ids}
 
 
 def _slices(needed: list[Needed]) -> Iterator[list[Needed]]:
@@ -96,7 +107,7 @@ def _ensure(engine: Engine, space: Space, claims: Sequence[Claim], batch: Sequen
             embeddings.give_back(c, space.model_id, token)
             left = embeddings.missing(c, space.model_id, [h for h in rows if h not in errors])
             wanted = bool(tasks.fence(c, space, claims).claims)
-        if not wanted:
+        if not wanted or engine.stop.is_set():
             return embedded, errors
         if left and not mine:
             if time.monotonic() > deadline:
@@ -133,7 +144,8 @@ def _embed(
     count = 0
     errors: dict[bytes, KbError] = {}
     alive = True
-    for part in embed_texts(engine.embedder(space), texts, wanted=lambda: alive) if texts else ():  # noqa: B023 (as it is then)
+    parts = embed_texts(engine.embedder(space), texts, wanted=lambda: alive, last=engine.stop.is_set) if texts else ()
+    for part in parts:
         errors |= part.errors
         if part.vectors:
             alive = retried(

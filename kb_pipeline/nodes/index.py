@@ -1,41 +1,71 @@
 """INDEXER: look, upsert, look again, publish. Before the last transaction nothing is visible, and it is all or nothing."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import islice
 from uuid import UUID
 
 from kb_pipeline.engine import Engine
-from kb_pipeline.errors import KbError, Transient
+from kb_pipeline.errors import KbError, Rejected, Transient
 from kb_pipeline.model import IndexRef, Json, VectorEntry
 from kb_pipeline.nodes.outcome import Outcome, commit
-from kb_pipeline.store import embeddings, publications, spaces, tasks
+from kb_pipeline.ports import VectorIndex
+from kb_pipeline.store import embeddings, publications, spaces, tasks, vector_retries
 from kb_pipeline.store.database import Connection, retried, transaction
 from kb_pipeline.store.publications import Wanted
 from kb_pipeline.store.spaces import Space
 from kb_pipeline.store.tasks import Claim, Fence
 
 SLICE = 2000  # vectors a call of the index
+ABSENT = "the index does not hold it although it accepted it"
+
+
+@dataclass(slots=True)
+class _Brought:
+    """What the index holds now. ``errors`` by document, ``failed`` by chunk: what it still lacks, and why."""
+
+    upserted: int = 0
+    errors: dict[int, KbError] = field(default_factory=dict)
+    failed: dict[int, dict[int, str]] = field(default_factory=dict)  # by document
+
+    def lacks(self, ref: IndexRef, w: Wanted, refusal: Rejected | None) -> None:
+        of = self.failed.setdefault(w.doc_id, {})
+        of[w.chunk_id] = f"{refusal.code}: {refusal.message}" if refusal else ABSENT
+        if refusal is not None:
+            self.errors[w.doc_id] = refusal
+        elif not isinstance(self.errors.get(w.doc_id), Rejected):
+            self.errors[w.doc_id] = _absent_error(ref, len(of))
 
 
 def run(engine: Engine, space: Space, claims: Sequence[Claim], started: datetime) -> Outcome:
     ref, wanted, verified = retried(lambda: _prepare(engine, space, claims), idempotent=True)
-    errors: dict[int, KbError] = {}
-    upserted = 0
+    brought = _Brought()
     try:
-        upserted, absent = _bring(engine, space, ref, wanted)
-        errors = {doc: _absent_error(ref, n) for doc, n in absent.items()}
+        _bring(engine, space, ref, wanted, brought)
     except KbError as e:
-        errors = {x.doc_id: e for x in claims}
+        brought.errors = dict.fromkeys((x.doc_id for x in claims), e)
     counts = {"published": 0, "appeared": 0}
 
     def save(c: Connection, fence: Fence) -> dict[int, Json]:
         return _publish(c, space, ref, fence, verified, counts)
 
-    failed = [(x, errors[x.doc_id]) for x in claims if x.doc_id in errors]
-    outcome = commit(engine, space, started, claims, failed, save)
-    outcome.add(vectors_upserted=upserted, published=counts["published"])
+    def give_up(c: Connection, fence: Fence) -> None:
+        failures = {chunk: why for x in fence.claims for chunk, why in brought.failed.get(x.doc_id, {}).items()}
+        remember(c, engine, space, fence.shard, failures)
+
+    failed = [(x, brought.errors[x.doc_id]) for x in claims if x.doc_id in brought.errors]
+    outcome = commit(engine, space, started, claims, failed, save, give_up=give_up, brief=True)
+    outcome.add(vectors_upserted=brought.upserted, published=counts["published"])
     return outcome
+
+
+def remember(
+    c: Connection, engine: Engine, space: Space, shard: int, failures: dict[int, str], *, current_only: bool = False
+) -> None:
+    """One more failed try for each chunk -> why."""
+    base, longest = engine.limits.retry_base_seconds, engine.limits.retry_max_seconds
+    vector_retries.record(c, space.id, shard, failures, base_seconds=base, max_seconds=longest, current_only=current_only)
 
 
 def _prepare(engine: Engine, space: Space, claims: Sequence[Claim]) -> tuple[IndexRef, list[Wanted], dict[int, int]]:
@@ -48,20 +78,32 @@ def _prepare(engine: Engine, space: Space, claims: Sequence[Claim]) -> tuple[Ind
         return ref, wanted, {d: acl_seq for d, (_, acl_seq) in publications.publishable(c, docs).items()}
 
 
-def _bring(engine: Engine, space: Space, ref: IndexRef, wanted: Sequence[Wanted]) -> tuple[int, dict[int, int]]:
-    """Steps 2 to 4. (vectors upserted, documents with vectors that are still not there)."""
+def _bring(engine: Engine, space: Space, ref: IndexRef, wanted: Sequence[Wanted], brought: _Brought) -> None:
+    """Steps 2 to 4. Raises what concerns the index as a whole."""
     index = engine.index(space)
-    upserted, absent = 0, {}  # type: ignore[var-annotated]
     for part in _slices(wanted):
         missing = _missing(index.present(ref, [w.vec_id for w in part]), part)
         if not missing:
             continue
         vectors = _vectors(engine, space, ref, missing)
-        index.upsert(ref, [_entry(w, vectors[w.chunk_id]) for w in missing if w.chunk_id in vectors])
-        upserted += len(vectors)
+        refused = upsert_each(index, ref, [_entry(w, vectors[w.chunk_id]) for w in missing if w.chunk_id in vectors])
+        brought.upserted += len(vectors) - len(refused)
         for w in _missing(index.present(ref, [w.vec_id for w in missing]), missing):
-            absent[w.doc_id] = absent.get(w.doc_id, 0) + 1
-    return upserted, absent
+            brought.lacks(ref, w, refused.get(w.vec_id))
+
+
+def upsert_each(index: VectorIndex, ref: IndexRef, entries: Sequence[VectorEntry]) -> dict[UUID, Rejected]:
+    """Upsert; what the index refuses is narrowed down to single entries, and costs no other. The refused ones."""
+    if not entries:
+        return {}
+    try:
+        index.upsert(ref, entries)
+    except Rejected as e:
+        if len(entries) == 1:
+            return {entries[0].vec_id: e}
+        middle = len(entries) // 2
+        return upsert_each(index, ref, entries[:middle]) | upsert_each(index, ref, entries[middle:])
+    return {}
 
 
 def _missing(present: dict[UUID, int], wanted: Sequence[Wanted]) -> list[Wanted]:
@@ -98,6 +140,7 @@ def _publish(
     if not going:
         return {}
     published = publications.publish(c, space.id, fence.shard, {d: x.version for d, x in going.items()})
+    vector_retries.forget(c, space.id, list(going))
     counts["published"], counts["appeared"] = published.documents, published.appeared
     return {x.task_id: {"published": x.version} for x in going.values()}
 

@@ -12,7 +12,7 @@ from kb_pipeline.errors import Fatal, KbError, Rejected, StateError, Transient
 from kb_pipeline.model import Json
 from kb_pipeline.states import Node, next_node
 from kb_pipeline.store import tasks
-from kb_pipeline.store.database import Connection, retried, transaction
+from kb_pipeline.store.database import Connection, briefly, retried, transaction
 from kb_pipeline.store.spaces import Space
 from kb_pipeline.store.tasks import Claim, Failure
 
@@ -61,23 +61,34 @@ def commit(
     claims: Sequence[Claim],
     errors: Sequence[tuple[Claim, KbError]],
     save: Callable[[Connection, tasks.Fence], dict[int, Json]],
+    *,
+    give_up: Callable[[Connection, tasks.Fence], None] | None = None,
+    brief: bool = False,
 ) -> Outcome:
-    """The node's one transaction: fence, ``save`` for the claims that still hold and did not fail, advance, fail."""
+    """The node's one transaction: fence, ``save`` for the claims that still hold and did not fail, advance, fail.
+
+    ``give_up`` gets the claims that hold and failed. ``brief``: with short limits, since readers feel it.
+    """
     bad = {c.task_id: e for c, e in errors}
 
-    def write() -> Outcome:
-        with transaction(engine.pool) as c:
-            held = tasks.fence(c, space, claims, documents=True)
-            good = [x for x in held.claims if x.task_id not in bad]
-            outputs = save(c, tasks.Fence(held.shard, good)) if good else {}
-            going = [x for x in good if x.task_id in outputs]
-            tasks.advance(c, going, started, outputs)
-            tasks.release(c, [x for x in good if x.task_id not in outputs], started)
-            failures = [(x, failure(bad[x.task_id], x, engine.limits)) for x in held.claims if x.task_id in bad]
-            tasks.fail(c, space.id, held.shard, failures, started)
-            return Outcome([replace(x, node=next_node(x.node) or x.node) for x in going], failures)
+    def write(c: Connection) -> Outcome:
+        held = tasks.fence(c, space, claims, documents=True)
+        good = [x for x in held.claims if x.task_id not in bad]
+        outputs = save(c, tasks.Fence(held.shard, good)) if good else {}
+        going = [x for x in good if x.task_id in outputs]
+        tasks.advance(c, going, started, outputs)
+        tasks.release(c, [x for x in good if x.task_id not in outputs], started)
+        failures = [(x, failure(bad[x.task_id], x, engine.limits)) for x in held.claims if x.task_id in bad]
+        if give_up is not None and failures:
+            give_up(c, tasks.Fence(held.shard, [x for x, _ in failures]))
+        tasks.fail(c, space.id, held.shard, failures, started)
+        return Outcome([replace(x, node=next_node(x.node) or x.node) for x in going], failures)
 
-    outcome = retried(write, idempotent=True)
+    def run() -> Outcome:
+        with transaction(engine.pool) as c:
+            return write(c)
+
+    outcome = briefly(engine.pool, write, idempotent=True) if brief else retried(run, idempotent=True)
     outcome.error = next((e for e in bad.values() if isinstance(e, Transient | Fatal)), None)
     return outcome
 

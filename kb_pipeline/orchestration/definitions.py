@@ -6,9 +6,16 @@ from typing import Any
 from dagster import Definitions, in_process_executor
 
 from kb_pipeline.orchestration.assets import FLOW_ASSETS
-from kb_pipeline.orchestration.jobs import ingest_batch, sync_space
+from kb_pipeline.orchestration.checks.quality import check_quality, data_quality
+from kb_pipeline.orchestration.jobs import JOBS
+from kb_pipeline.orchestration.lineage import EXTERNAL_ASSETS
+from kb_pipeline.orchestration.reconciliation import index_reconciliation
 from kb_pipeline.orchestration.resources import KbResource
-from kb_pipeline.orchestration.sensors import space_lifecycle
+from kb_pipeline.orchestration.schedules import build_schedules
+from kb_pipeline.orchestration.sensors import SENSORS
+from kb_pipeline.settings import load_settings
+
+ASSETS = [*FLOW_ASSETS, index_reconciliation, data_quality, *EXTERNAL_ASSETS]
 
 
 def build_defs(overrides: Mapping[str, Any] | None = None) -> Definitions:
@@ -18,9 +25,10 @@ def build_defs(overrides: Mapping[str, Any] | None = None) -> Definitions:
     because a process per step costs seconds and five connection pools.
     """
     return Definitions(
-        assets=FLOW_ASSETS,
-        jobs=[sync_space, ingest_batch],
-        sensors=[space_lifecycle],
+        assets=ASSETS,
+        jobs=[*JOBS, check_quality],
+        schedules=build_schedules(load_settings().time_zone),
+        sensors=SENSORS,
         resources={"kb": KbResource(), **(overrides or {})},
         executor=in_process_executor,
     )

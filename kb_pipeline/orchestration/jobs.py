@@ -1,8 +1,51 @@
-"""The two jobs. Their runs have the tag ``dagster/partition``, by which the run queue keeps the runs of a space apart."""
+"""The jobs. Runs of a space have the tag ``dagster/partition``; those that sensors start have tags for the queue as well."""
 
-from dagster import AssetSelection, define_asset_job
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
+from dagster import (
+    AssetSelection,
+    DagsterInstance,
+    DagsterRunStatus,
+    HookContext,
+    OpExecutionContext,
+    RunsFilter,
+    define_asset_job,
+    job,
+    op,
+    success_hook,
+)
+
+from kb_pipeline.maintenance.purge import purge
+from kb_pipeline.maintenance.sweep import compact_index
+from kb_pipeline.maintenance.vector_gc import collect_vectors as erase_vectors
 from kb_pipeline.orchestration.assets import FLOW_ASSETS
+from kb_pipeline.orchestration.partitions import PARTITION_TAG, SCHEDULE_TAG, SPACES
+from kb_pipeline.orchestration.resources import KbResource
+from kb_pipeline.store import schedules
+from kb_pipeline.store.database import transaction
+from kb_pipeline.store.schedules import Kind
+
+LAST_STEPS = {"sync_space": "vector_index", "ingest_batch": "vector_index", "reconcile_space": "index_reconciliation"}
+RUN_BATCH = 100
+
+
+@success_hook(required_resource_keys={"kb"}, name="tell_schedule")
+def tell_schedule(context: HookContext) -> None:
+    """The last step of a run that a schedule has asked for has succeeded."""
+    run = context.instance.get_run_by_id(context.run_id)
+    if run is None or context.op.name != LAST_STEPS.get(context.job_name):
+        return
+    kind = Kind.INGEST.value if context.job_name == "ingest_batch" else run.tags.get(SCHEDULE_TAG)
+    if kind in list(Kind) and PARTITION_TAG in run.tags:
+        _succeeded(context.resources.kb, run.tags[PARTITION_TAG], Kind(kind))
+
+
+def _succeeded(kb: KbResource, key: str, kind: Kind) -> None:
+    engine, space = kb.space(key)
+    with transaction(engine.pool) as c:
+        schedules.succeeded(c, space.id, kind)
+
 
 sync_space = define_asset_job(
     "sync_space",
@@ -10,12 +53,89 @@ sync_space = define_asset_job(
     description="Brings one space up to date: walks its sources, then takes every new and changed document to the vector "
     "index. The same as `kb sync`. Nothing is done twice: an unchanged space costs one listing.",
     tags={"kb/job": "sync_space"},
+    hooks={tell_schedule},
 )
 
 ingest_batch = define_asset_job(
     "ingest_batch",
     selection=AssetSelection.assets(*FLOW_ASSETS[1:]),
     description="Takes what already waits in one space's queue to the vector index, without asking its sources. For tasks "
-    "that were due again, retried by hand, or left by a run that died.",
+    "that were due again, retried by hand, or left by a run that died. Several of them work on one space side by side.",
     tags={"kb/job": "ingest_batch"},
+    hooks={tell_schedule},
 )
+
+reconcile_space = define_asset_job(
+    "reconcile_space",
+    selection=AssetSelection.assets("index_reconciliation"),
+    description="Compares the vector index of one space with the database, id by id, and repairs the index. The same as "
+    "`kb reconcile`.",
+    tags={"kb/job": "reconcile_space"},
+    hooks={tell_schedule},
+)
+
+
+@op(
+    name="remove_old_versions",
+    description="Archives versions beyond those that the space retains and that were replaced over 30 days ago, and "
+    "removes chunks, vectors, objects, cached embeddings and answers that nothing needs, and logs after 90 days. As `kb purge`.",
+)
+def remove_old_versions(context: OpExecutionContext, kb: KbResource) -> None:
+    engine, space = kb.space(context.partition_key)
+    report = purge(engine, space)
+    counts = ("versions", "chunks", "vectors", "objects", "embeddings", "answers", "logs")
+    context.add_output_metadata({name: getattr(report, name) for name in counts})
+    _succeeded(kb, space.key, Kind.PURGE)
+
+
+@op(
+    name="erase_vectors",
+    description="Erases vectors of chunks that are no longer current from the index, asks the index whether they are gone, and "
+    "rebuilds an index of which too much is dead. The same as `kb gc`.",
+)
+def erase_vectors_of_space(context: OpExecutionContext, kb: KbResource) -> None:
+    engine, space = kb.space(context.partition_key)
+    context.add_output_metadata({"vectors": erase_vectors(engine, space), "rebuilt": compact_index(engine, space)})
+    _succeeded(kb, space.key, Kind.GC)
+
+
+@job(partitions_def=SPACES, tags={"kb/job": "purge_space"}, description="Removes what one space no longer needs.")
+def purge_space() -> None:
+    remove_old_versions()
+
+
+@job(partitions_def=SPACES, tags={"kb/job": "collect_vectors"}, description="Erases the dead vectors of one space.")
+def collect_vectors() -> None:
+    erase_vectors_of_space()
+
+
+@op(
+    name="delete_old_runs",
+    description="Deletes finished runs that have not changed for KB_RUN_RETENTION_DAYS with their event logs, and older ticks "
+    "of sensors and schedules. What is true about a space is kept elsewhere and stays.",
+)
+def delete_old_runs(context: OpExecutionContext, kb: KbResource) -> None:
+    before = datetime.now(UTC) - timedelta(days=kb.settings().run_retention_days)
+    context.add_output_metadata({"runs": delete_runs(context.instance, before), "older_than": before.isoformat()})
+    for state in context.instance.all_instigator_state() if context.instance.schedule_storage else ():
+        context.instance.purge_ticks(state.instigator_origin_id, state.selector_id, before.timestamp())
+
+
+def delete_runs(instance: DagsterInstance, before: datetime) -> int:
+    """In batches, the oldest first. A run that is at work is none of them, however old it is."""
+    ended = [DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED]
+    filters, deleted = RunsFilter(statuses=ended, updated_before=before), 0
+    while runs := instance.get_runs(filters, limit=RUN_BATCH, ascending=True):
+        for run in runs:
+            instance.delete_run(run.run_id)
+        deleted += len(runs)
+    return deleted
+
+
+@job(tags={"kb/job": "log_retention"}, description="Keeps Dagster's own storage from growing for ever.")
+def log_retention() -> None:
+    delete_old_runs()
+
+
+SCHEDULED_JOBS: list[Any] = [sync_space, reconcile_space, purge_space, collect_vectors]
+JOBS: list[Any] = [*SCHEDULED_JOBS, ingest_batch, log_retention]

@@ -1,16 +1,21 @@
 """The core's reports in the words of the web UI: numbers that it plots, and Markdown tables that people read."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
-from dagster import MetadataValue
+from dagster import EventLogRecord, MetadataValue
 
 from kb_pipeline.errors import KbError
+from kb_pipeline.maintenance.reembed import ReembedReport
+from kb_pipeline.maintenance.reparse import ReparseReport
 from kb_pipeline.pipeline import IngestReport
+from kb_pipeline.store.gates import Worked
 from kb_pipeline.sync import SyncReport
 from kb_pipeline.walk import COUNTS, PassReport
 
 MAX_ROWS = 50
+MAX_RUNS = 10
 _CELL = 300
 _SOURCES = ("source", "listing", *COUNTS, "waiting deletions", "remarks")
 _FAILED = ("document", "code", "what happened", "next try")
@@ -50,7 +55,8 @@ def of_node(report: IngestReport, *names: str, found: SyncReport | None = None) 
     """
     bad = [b for p in found.passes for b in p.bad] if found else []
     failed = report.failed + (sum(p.counts["failed"] for p in found.passes) if found else 0)
-    values: dict[str, Any] = {"documents": report.tasks, "failed": failed, **dict.fromkeys(names, 0), **report.counts}
+    values: dict[str, Any] = {"documents": report.tasks, "documents_out": report.tasks - report.failed, "failed": failed}
+    values |= {**dict.fromkeys(names, 0), **report.counts}
     values["seconds"] = round(sum(report.seconds.values(), 0.0), 3)
     if report.stopped is not None:
         values["stopped"] = f"{report.stopped.code}: {report.stopped.message}"
@@ -87,3 +93,33 @@ def of_errors(errors: Mapping[str, KbError]) -> dict[str, Any]:
     name, first = next(iter(errors.items()))
     all_ = table(("source", "code", "what happened"), [(n, e.code, e.message) for n, e in errors.items()])
     return {"source": name, "code": first.code, "message": first.message, "failed_sources": all_}
+
+
+def of_log(worked: Worked) -> dict[str, Any]:
+    """What a node's log says of this run, where it has an entry."""
+    return {} if worked.p95_seconds is None else {"p95_seconds": round(worked.p95_seconds, 3)}
+
+
+def of_reparse(report: ReparseReport) -> dict[str, Any]:
+    names = ("queued", "skipped", "fresh", "without_original")
+    return {f"reparse_{n}": getattr(report, n) for n in names}
+
+
+def of_reembed(report: ReembedReport) -> dict[str, Any]:
+    names = ("asked", "changed", "failed", "upserted", "last_chunk")
+    values = {f"reembed_{n}": getattr(report, n) for n in names}
+    if report.errors:
+        values["reembed_failures"] = table(("code", "what happened"), [(e.code, e.message) for e in report.errors])
+    return values
+
+
+def of_history(earlier: Sequence[EventLogRecord], run_id: str, now: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """This run and the ones before it, of the same asset and space, side by side."""
+    shown = ("documents", "failed", "seconds", *names)
+    rows: list[list[Any]] = [["this one", run_id[:8], *(now.get(n, "") for n in shown)]]
+    for record in earlier[: MAX_RUNS - 1]:
+        made = record.asset_materialization
+        then = {k: v.value for k, v in made.metadata.items()} if made else {}
+        at = datetime.fromtimestamp(record.timestamp, UTC)
+        rows.append([f"{at:%Y-%m-%d %H:%M}Z", record.run_id[:8], *(then.get(n, "") for n in shown)])
+    return {"last_runs": table(("when", "run", *(n.replace("_", " ") for n in shown)), rows)}

@@ -6,7 +6,8 @@ from dagster import ConfigurableResource, InitResourceContext
 from pydantic import PrivateAttr
 
 from kb_pipeline.engine import Engine
-from kb_pipeline.settings import load_settings
+from kb_pipeline.settings import Settings, load_settings
+from kb_pipeline.store.database import work_for
 from kb_pipeline.store.spaces import Space
 from kb_pipeline.wiring import App, open_app
 
@@ -22,10 +23,16 @@ class KbResource(ConfigurableResource[None]):
     _stack: ExitStack = PrivateAttr(default_factory=ExitStack)
     _app: App | None = PrivateAttr(default=None)
 
+    def setup_for_execution(self, context: InitResourceContext) -> None:
+        """A run's claims name it, so that they can be given back when it ends before its time. A tick is no run."""
+        work_for(context.run_id or "")
+
+    def settings(self) -> Settings:
+        return load_settings(home=self.home or None, database_url=self.database_url or None)
+
     def app(self) -> App:
         if self._app is None:
-            settings = load_settings(home=self.home or None, database_url=self.database_url or None)
-            self._app = self._stack.enter_context(open_app(settings))
+            self._app = self._stack.enter_context(open_app(self.settings()))
         return self._app
 
     def space(self, key: str) -> tuple[Engine, Space]:
@@ -42,4 +49,5 @@ class KbResource(ConfigurableResource[None]):
         self._stack.close()
 
     def teardown_after_execution(self, context: InitResourceContext) -> None:
+        work_for("")
         self.close()

@@ -33,15 +33,23 @@ def always() -> bool:
     return True
 
 
+def never() -> bool:
+    return False
+
+
 def embed_texts(
-    embedder: Embedder, texts: Sequence[tuple[bytes, str]], *, wanted: Callable[[], bool] = always
+    embedder: Embedder,
+    texts: Sequence[tuple[bytes, str]],
+    *,
+    wanted: Callable[[], bool] = always,
+    last: Callable[[], bool] = never,
 ) -> Iterator[Embedded]:
     """(content hash, text) pairs to vectors, one result per finished request; every hash comes back exactly once.
 
     ``wanted`` is asked by the calling thread before each request. Once it says no, nothing more comes: what is under way
-    ends on its own and is dropped.
+    ends on its own and is dropped. ``last``: once it says yes, nothing more is sent, and what is under way still comes.
     """
-    run = _Run(embedder, deque(batches(texts, embedder.max_batch, embedder.max_batch_tokens)))
+    run = _Run(embedder, deque(batches(texts, embedder.max_batch, embedder.max_batch_tokens)), last)
     yield from _one_by_one(run, wanted) if embedder.concurrency <= 1 else _concurrently(run, wanted)
 
 
@@ -90,11 +98,17 @@ def check_vectors(embedder: Embedder, batch: Batch, vectors: Vectors) -> Embedde
 class _Run:
     """What is left to send, and why sending stopped. Touched by the calling thread only."""
 
-    def __init__(self, embedder: Embedder, queue: deque[Batch]) -> None:
+    def __init__(self, embedder: Embedder, queue: deque[Batch], last: Callable[[], bool]) -> None:
         self.embedder = embedder
         self.queue = queue
+        self._last = last
         self.halted: KbError | None = None
         self._answered = False
+
+    def has_more(self) -> bool:
+        if self.queue and self._last():
+            self.queue.clear()
+        return bool(self.queue)
 
     def send(self, batch: Batch) -> Embedded | KbError:
         """One request. Runs in any thread, changes nothing here."""
@@ -149,7 +163,7 @@ def _concerns_all(error: KbError) -> bool:
 
 
 def _one_by_one(run: _Run, wanted: Callable[[], bool]) -> Iterator[Embedded]:
-    while run.queue:
+    while run.has_more():
         if run.halted is not None:
             yield run.give_up()
         elif not wanted():
@@ -165,10 +179,10 @@ def _concurrently(run: _Run, wanted: Callable[[], bool]) -> Iterator[Embedded]:
     threads = ThreadPoolExecutor(width, thread_name_prefix="embed")
     sent: dict[Future[Embedded | KbError], Batch] = {}
     try:
-        while run.queue or sent:
+        while run.has_more() or sent:
             if run.halted is not None and run.queue:
                 yield run.give_up()
-            while run.queue and len(sent) < width:
+            while run.has_more() and len(sent) < width:
                 if not wanted():
                     return
                 batch = run.queue.popleft()

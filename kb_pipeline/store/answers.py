@@ -39,7 +39,7 @@ class Joined:
     rows: list[Any]
     shard: int
     snapshot: str
-    republished: bool  # a candidate fell out whose document was published since the search began: it may have been missed
+    republished: bool  # a candidate's document was published since the search began: some of its chunks may have been missed
 
 
 def join_candidates(
@@ -48,8 +48,9 @@ def join_candidates(
     standing: Standing,
     candidates: Sequence[Candidate],
     principals: Sequence[str],
+    k: int,
 ) -> Joined:
-    """Rows of chunks that are current, visible and permitted, best first. An id that is not the chunk's own is a ghost."""
+    """The best ``k`` rows of current, visible, permitted chunks, best first. An id that is not the chunk's own is a ghost."""
     values = {
         "space": space_id,
         "shard": standing.shard,
@@ -59,6 +60,7 @@ def join_candidates(
         "docs": [x.doc_id for x in candidates],
         "scores": [x.score for x in candidates],
         "principals": list(principals),
+        "k": k,
     }
     rows = c.execute(SQL.join, values).fetchall()
     head = rows[0]

@@ -4,22 +4,25 @@ FROM kb_space s JOIN kb_index i ON i.space_id = s.id AND i.status = 'SERVING' JO
 WHERE s.id = %(space)s AND s.status = 'ACTIVE'
 
 -- name: join
-WITH x AS (SELECT * FROM unnest(%(vectors)s::uuid[], %(chunks)s::bigint[], %(docs)s::bigint[], %(scores)s::float8[]) x (vec_id, chunk_id, doc_id, score)),
-     sp AS (SELECT id, shard, audience FROM kb_space WHERE id = %(space)s AND status = 'ACTIVE'),
+-- One look at state and document serves both the hits and "republished"; title and text are read for the best k alone.
+WITH sp AS (SELECT id, shard, audience FROM kb_space WHERE id = %(space)s AND status = 'ACTIVE'),
+     x AS MATERIALIZED (
+         SELECT x.chunk_id, x.score, t.vec_id = x.vec_id AS own, t.doc_id, d.published_at, d.status, d.hidden_at, d.acl, d.external_id, d.uri, d.title, d.current_ver
+         FROM unnest(%(vectors)s::uuid[], %(chunks)s::bigint[], %(docs)s::bigint[], %(scores)s::float8[]) x (vec_id, chunk_id, doc_id, score)
+         LEFT JOIN kb_chunk_state t ON t.shard = %(shard)s::int AND t.id = x.chunk_id AND t.space_id = %(space)s AND t.in_current
+         LEFT JOIN kb_doc d ON d.id = coalesce(t.doc_id, x.doc_id)),
      head AS (SELECT coalesce((SELECT shard FROM sp), -1) AS shard, pg_current_snapshot()::text AS snapshot,
-                     EXISTS (SELECT FROM x JOIN kb_doc d ON d.id = x.doc_id WHERE d.published_at >= %(since)s::timestamptz
-                             AND NOT EXISTS (SELECT FROM kb_chunk_state t WHERE t.shard = %(shard)s::int AND t.id = x.chunk_id
-                                             AND t.space_id = %(space)s AND t.in_current)) AS republished),
-     hit AS (SELECT t.id AS chunk_id, t.doc_id, x.score, d.external_id, d.uri, coalesce(v.title, d.title) AS title, d.current_ver AS version
-             FROM x JOIN kb_chunk_state t ON t.shard = %(shard)s::int AND t.id = x.chunk_id AND t.space_id = %(space)s AND t.in_current AND t.vec_id = x.vec_id
-             JOIN sp ON true
-             JOIN kb_doc d ON d.id = t.doc_id AND d.status = 'AVAILABLE' AND d.hidden_at IS NULL
-             LEFT JOIN kb_doc_version v ON v.doc_id = d.id AND v.version = d.current_ver
-             WHERE NOT EXISTS (SELECT FROM jsonb_array_elements(coalesce(sp.audience, '[]') || coalesce(d.acl, '[]')) clause
-                               WHERE NOT clause ?| %(principals)s::text[]))
-SELECT head.shard, head.snapshot, head.republished, hit.chunk_id, hit.doc_id, hit.score, hit.external_id, hit.uri, hit.title, hit.version,
-       c.title_path, coalesce(c.display, c.content) AS text
+                     EXISTS (SELECT FROM x WHERE published_at >= %(since)s::timestamptz) AS republished),
+     hit AS MATERIALIZED (
+         SELECT x.* FROM x JOIN sp ON true
+         WHERE x.own AND x.status = 'AVAILABLE' AND x.hidden_at IS NULL
+           AND NOT EXISTS (SELECT FROM jsonb_array_elements(coalesce(sp.audience, '[]') || coalesce(x.acl, '[]')) clause
+                           WHERE NOT clause ?| %(principals)s::text[])
+         ORDER BY x.score DESC, x.chunk_id LIMIT %(k)s)
+SELECT head.shard, head.snapshot, head.republished, hit.chunk_id, hit.doc_id, hit.score, hit.external_id, hit.uri, coalesce(v.title, hit.title) AS title,
+       hit.current_ver AS version, c.title_path, coalesce(c.display, c.content) AS text
 FROM head LEFT JOIN hit ON true
+LEFT JOIN kb_doc_version v ON v.doc_id = hit.doc_id AND v.version = hit.current_ver
 LEFT JOIN kb_chunk c ON c.shard = %(shard)s::int AND c.id = hit.chunk_id AND c.space_id = %(space)s
 ORDER BY hit.score DESC NULLS LAST, hit.chunk_id
 

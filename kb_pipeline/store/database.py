@@ -25,8 +25,8 @@ Connection = psycopg.Connection[Any]
 Pool = ConnectionPool[Connection]
 T = TypeVar("T")
 
-LOCK_TIMEOUT = "5s"
-STATEMENT_TIMEOUT = "120s"
+LOCK_SECONDS, STATEMENT_SECONDS = 5.0, 120.0
+BRIEF_LOCK_SECONDS, BRIEF_STATEMENT_SECONDS = 2.0, 5.0  # where searches, writers or a whole space wait for the transaction
 _RETRIED = (psycopg.errors.DeadlockDetected, psycopg.errors.LockNotAvailable, psycopg.errors.SerializationFailure)
 _TRIES = 8
 
@@ -35,6 +35,10 @@ class DatabaseBusy(Transient):
     """A deadlock or a lock timeout: nothing of the transaction happened, and all of it may be done again at once."""
 
     code = "database_busy"
+
+
+class StatementTimeout(DatabaseBusy):
+    """A statement took longer than it may, and would so again: only ``briefly`` repeats it, with more time."""
 
 
 class ConnectionLost(Transient):
@@ -109,17 +113,21 @@ def connection(pool: Pool) -> Iterator[Connection]:
 
 
 @contextmanager
-def transaction(pool: Pool) -> Iterator[Connection]:
+def transaction(
+    pool: Pool, *, statement_seconds: float = STATEMENT_SECONDS, lock_seconds: float = LOCK_SECONDS
+) -> Iterator[Connection]:
     """One transaction with bounded waits. Vendor errors become Transient, so that the caller's work is tried again."""
     c: Connection | None = None
     in_commit = False
     try:
         with pool.connection() as c, c.transaction():
-            c.execute(SQL.bound_waits, {"lock": LOCK_TIMEOUT, "statement": STATEMENT_TIMEOUT})
+            c.execute(SQL.bound_waits, {"lock": _milliseconds(lock_seconds), "statement": _milliseconds(statement_seconds)})
             yield c
             in_commit = True
     except _RETRIED as e:
         raise DatabaseBusy(f"the database was busy ({type(e).__name__}): run the same command again") from e
+    except psycopg.errors.QueryCanceled as e:
+        raise StatementTimeout(f"a statement took longer than {statement_seconds:.0f} s: run the same command again") from e
     except psycopg.OperationalError as e:
         if c is not None and c.closed:
             raise ConnectionLost(_sentence(e), in_commit=in_commit) from e
@@ -134,6 +142,8 @@ def retried(work: Callable[[], T], *, idempotent: bool = False) -> T:
     for left in reversed(range(_TRIES)):
         try:
             return work()
+        except StatementTimeout:
+            raise
         except DatabaseBusy:
             if not left:
                 raise
@@ -142,6 +152,30 @@ def retried(work: Callable[[], T], *, idempotent: bool = False) -> T:
                 raise
         time.sleep(random.uniform(0.05, 0.3))
     raise AssertionError("unreachable")
+
+
+def briefly(pool: Pool, work: Callable[[Connection], T], *, idempotent: bool = False) -> T:
+    """``work`` in one transaction with short limits, as ``retried``, where others wait for the locks it holds.
+
+    After a statement that reached its limit it has twice the time: what is very large must get through at last.
+    """
+    seconds = BRIEF_STATEMENT_SECONDS
+    while True:
+        try:
+            return retried(lambda: _within(pool, work, seconds), idempotent=idempotent)  # noqa: B023 (as it is then)
+        except StatementTimeout:
+            if seconds >= STATEMENT_SECONDS:
+                raise
+            seconds = min(2 * seconds, STATEMENT_SECONDS)
+
+
+def _within(pool: Pool, work: Callable[[Connection], T], seconds: float) -> T:
+    with transaction(pool, statement_seconds=seconds, lock_seconds=BRIEF_LOCK_SECONDS) as c:
+        return work(c)
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{max(1, round(seconds * 1000))}ms"
 
 
 def _translated(e: Exception) -> Transient | Fatal:
@@ -171,18 +205,36 @@ def copy_rows(c: Connection, statement: Any, types: Sequence[str], rows: Iterabl
             copy.write_row(row)
 
 
-@cache
+_run = ""
+
+
+def work_for(run_id: str) -> None:
+    """From now on this process's claims and leases name the run it works for; "" when it has ended."""
+    global _run  # noqa: PLW0603 (as the process: there is one, and every thread of it is the same worker)
+    _run = run_id
+
+
 def worker_id() -> str:
-    """Who we are to other processes: host, boot, pid and its start, so that a dead owner on this host is known as dead."""
-    return f"{os.uname().nodename}/{_boot()}/{os.getpid()}/{_started(os.getpid())}"
+    """Who we are to other processes: [run@]host, boot, pid, its start: so that a dead owner on this host is known as dead."""
+    return f"{_run}@{_process()}" if _run else _process()
+
+
+def run_of(owner: str) -> str:
+    """The run that a worker works for, "" where it works for none."""
+    return owner.partition("@")[0] if "@" in owner else ""
 
 
 def is_dead(owner: str) -> bool:
     """True only if ``owner`` was a process of this host and boot and does not run any more."""
-    parts = owner.rsplit("/", 3)
+    parts = owner.rpartition("@")[2].rsplit("/", 3)
     if len(parts) != 4 or parts[0] != os.uname().nodename or not _boot():
         return False
     return parts[1] != _boot() or _started(int(parts[2])) != parts[3]
+
+
+@cache
+def _process() -> str:
+    return f"{os.uname().nodename}/{_boot()}/{os.getpid()}/{_started(os.getpid())}"
 
 
 @cache

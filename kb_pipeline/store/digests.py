@@ -56,5 +56,11 @@ def condemn(c: Connection, space_id: int, index_id: int, found: Sequence[Stray])
     c.execute(SQL.condemn, values)
 
 
+def hashes(c: Connection, space_id: int, shard: int, chunk_ids: Sequence[int]) -> dict[int, bytes]:
+    """chunk -> hash of exactly what is embedded."""
+    rows = c.execute(SQL.hashes, {"space": space_id, "shard": shard, "ids": list(chunk_ids)})
+    return {r.id: bytes(r.content_hash) for r in rows}
+
+
 def external_ids(c: Connection, doc_ids: Sequence[int]) -> dict[int, str]:
     return {r.id: r.external_id for r in c.execute(SQL.names, {"docs": list(doc_ids)})}

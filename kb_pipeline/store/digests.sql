@@ -1,5 +1,5 @@
 -- name: digest
-SELECT bucket, count(*) AS n, sum(ck::bigint) AS total FROM kb_chunk_state
+SELECT bucket, count(*) AS n, sum(ck) AS total FROM kb_chunk_state
 WHERE shard = %(shard)s::int AND space_id = %(space)s AND in_current GROUP BY bucket
 
 -- name: current
@@ -18,6 +18,9 @@ INSERT INTO vector_tombstone (index_id, vec_id, space_id, doc_id, chunk_id, stat
 SELECT %(index)s, x.vec_id, %(space)s, x.doc_id, x.chunk_id, CASE WHEN x.chunk_id = 0 THEN 'E' ELSE 'W' END
 FROM unnest(%(ids)s::uuid[], %(docs)s::bigint[], %(chunks)s::bigint[]) x (vec_id, doc_id, chunk_id)
 ORDER BY x.vec_id ON CONFLICT DO NOTHING
+
+-- name: hashes
+SELECT id, content_hash FROM kb_chunk WHERE shard = %(shard)s::int AND id = ANY(%(ids)s::bigint[]) AND space_id = %(space)s
 
 -- name: names
 SELECT id, external_id FROM kb_doc WHERE id = ANY(%(docs)s::bigint[])

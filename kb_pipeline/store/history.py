@@ -75,9 +75,9 @@ def then(c: Connection, space_id: int, when: Moment, docs: Sequence[int], princi
     return [Then(*r) for r in c.execute(SQL.then, values)]
 
 
-def not_current(c: Connection, space_id: int, shard: int, ids: Sequence[int], since: datetime) -> list[int]:
-    """Of these chunks, the ones that an index asked at ``since`` may not have shown."""
-    return [r.id for r in c.execute(SQL.not_current, {"space": space_id, "shard": shard, "ids": list(ids), "since": since})]
+def left(c: Connection, docs: Sequence[int], versions: Sequence[int], since: datetime) -> dict[int, int]:
+    """chunk -> document, of the chunks of these versions that an index asked at ``since`` may not have shown."""
+    return {r.id: r.doc_id for r in c.execute(SQL.left, {"docs": list(docs), "versions": list(versions), "since": since})}
 
 
 def owners(c: Connection, space_id: int, shard: int, ids: Sequence[int]) -> dict[int, int]:

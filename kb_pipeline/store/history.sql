@@ -32,10 +32,13 @@ WHERE d.id = ANY(%(docs)s::bigint[]) AND d.space_id = %(space)s
                ELSE p.to_at > %(at)s::timestamptz
                     OR EXISTS (SELECT FROM kb_publication n WHERE n.doc_id = d.id AND n.from_xid = p.to_xid) END)
 
--- name: not_current
-SELECT s.id FROM kb_chunk_state s
-WHERE s.shard = %(shard)s::int AND s.id = ANY(%(ids)s::bigint[]) AND s.space_id = %(space)s
-  AND (NOT s.in_current OR EXISTS (SELECT FROM kb_publication p WHERE p.doc_id = s.doc_id AND p.to_at >= %(since)s::timestamptz))
+-- name: left
+WITH x AS (SELECT * FROM unnest(%(docs)s::bigint[], %(versions)s::int[]) x (doc_id, version))
+SELECT v.doc_id, u.id FROM x JOIN kb_doc_version v ON v.doc_id = x.doc_id AND v.version = x.version CROSS JOIN LATERAL unnest(v.chunk_ids) u (id)
+EXCEPT
+SELECT d.id, u.id FROM x JOIN kb_doc d ON d.id = x.doc_id JOIN kb_doc_version n ON n.doc_id = d.id AND n.version = d.current_ver
+CROSS JOIN LATERAL unnest(n.chunk_ids) u (id)
+WHERE NOT EXISTS (SELECT FROM kb_publication p WHERE p.doc_id = x.doc_id AND p.to_at >= %(since)s::timestamptz)
 
 -- name: owners
 SELECT s.id, s.doc_id FROM kb_chunk_state s WHERE s.shard = %(shard)s::int AND s.id = ANY(%(ids)s::bigint[]) AND s.space_id = %(space)s

@@ -52,7 +52,8 @@ def delete_rest(c: Connection, space_id: int) -> None:
     for statement in (
         SQL.delete_publications, SQL.delete_restated, SQL.delete_retries, SQL.delete_tombstones, SQL.delete_todo,
         SQL.delete_logs, SQL.delete_answers, SQL.delete_seen, SQL.delete_events, SQL.delete_jobs, SQL.delete_leases,
-        SQL.delete_indexes, SQL.delete_sources, SQL.delete_floor,
+        SQL.delete_indexes, SQL.delete_sources, SQL.delete_floor, SQL.delete_schedules,
+        SQL.delete_alerts, SQL.delete_reconciliations,
     ):  # fmt: skip
         c.execute(statement, {"space": space_id})
 

@@ -2,8 +2,15 @@
 UPDATE kb_space SET status = 'DELETING', generation = generation + 1 WHERE id = %(space)s AND status = 'ACTIVE'
 
 -- name: cancel_tasks
+-- Status by status, for the partial indexes: users wait for this, and what is done may be a million rows.
 UPDATE ingestion_task SET status = 'CANCELED', attempt = attempt + 1, cancel_reason = 'space deleted', claimed_by = NULL, lease_until = NULL
-WHERE space_id = %(space)s AND status IN ('INIT', 'PENDING', 'PROCESSING', 'FAILED', 'DEAD', 'CANCELING')
+WHERE id = ANY(ARRAY(
+    SELECT id FROM ingestion_task WHERE space_id = %(space)s AND status = 'PENDING'
+    UNION ALL SELECT id FROM ingestion_task WHERE space_id = %(space)s AND status IN ('INIT', 'CANCELING')
+    UNION ALL SELECT id FROM ingestion_task WHERE space_id = %(space)s AND status = 'PROCESSING'
+    UNION ALL SELECT id FROM ingestion_task WHERE space_id = %(space)s AND status = 'FAILED'
+    UNION ALL SELECT id FROM ingestion_task WHERE space_id = %(space)s AND status = 'DEAD'))
+  AND status IN ('INIT', 'PENDING', 'PROCESSING', 'FAILED', 'DEAD', 'CANCELING')
 
 -- name: pause_sources
 UPDATE kb_source SET status = 'PAUSED' WHERE space_id = %(space)s AND status = 'ACTIVE'
@@ -62,6 +69,12 @@ DELETE FROM kb_chunk_restated WHERE space_id = %(space)s
 -- name: delete_retries
 DELETE FROM vector_retry WHERE space_id = %(space)s
 
+-- name: delete_alerts
+DELETE FROM kb_alert WHERE space_id = %(space)s
+
+-- name: delete_reconciliations
+DELETE FROM kb_reconciliation WHERE space_id = %(space)s
+
 -- name: delete_tombstones
 DELETE FROM vector_tombstone WHERE space_id = %(space)s
 
@@ -95,6 +108,9 @@ DELETE FROM kb_source WHERE space_id = %(space)s
 -- name: delete_floor
 DELETE FROM kb_queue_floor WHERE space_id = %(space)s
 
+-- name: delete_schedules
+DELETE FROM kb_schedule WHERE space_id = %(space)s
+
 -- name: forget_embeddings
 -- The guard on the row itself: a pin that this statement had to wait for wins.
 DELETE FROM kb_embedding e WHERE e.model_id = %(model)s::int AND e.last_used < statement_timestamp()
@@ -114,6 +130,9 @@ UNION ALL SELECT 'sync_jobs', count(*) FROM sync_job WHERE space_id = %(space)s
 UNION ALL SELECT 'sources', count(*) FROM kb_source WHERE space_id = %(space)s
 UNION ALL SELECT 'answers', count(*) FROM kb_answer WHERE space_id = %(space)s
 UNION ALL SELECT 'events', count(*) FROM source_event WHERE space_id = %(space)s
+UNION ALL SELECT 'vector_retries', count(*) FROM vector_retry WHERE space_id = %(space)s
+UNION ALL SELECT 'alerts', count(*) FROM kb_alert WHERE space_id = %(space)s
+UNION ALL SELECT 'reconciliations', count(*) FROM kb_reconciliation WHERE space_id = %(space)s
 
 -- name: finish
 UPDATE kb_space SET status = 'DELETED' WHERE id = %(space)s AND status = 'DELETING'

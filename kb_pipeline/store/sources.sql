@@ -14,10 +14,10 @@ FROM kb_source r JOIN kb_space s ON s.id = r.space_id AND s.status = 'ACTIVE'
 WHERE r.name = %(name)s AND r.status <> 'REMOVED' ORDER BY s.key
 
 -- name: set_status
-UPDATE kb_source SET status = %(status)s, listing_digest = NULL WHERE id = %(source)s AND status <> 'REMOVED'
+UPDATE kb_source SET status = %(status)s, listing_digest = NULL, change_token = NULL WHERE id = %(source)s AND status <> 'REMOVED'
 
 -- name: approve
-UPDATE kb_source SET approved = %(up_to)s::bigint, listing_digest = NULL WHERE id = %(source)s
+UPDATE kb_source SET approved = %(up_to)s::bigint, listing_digest = NULL, change_token = NULL WHERE id = %(source)s
 
 -- name: spend
 UPDATE kb_source SET approved = approved - %(count)s::bigint WHERE id = %(source)s AND approved >= %(count)s::bigint

@@ -37,6 +37,7 @@ class Space:
     retained_versions: int
     schedule: str
     audience: list[list[str]] | None
+    time_zone: str  # of the schedule
 
     @property
     def chunk_params(self) -> ChunkParams:
@@ -88,10 +89,11 @@ def list_spaces(c: Connection) -> list[Space]:
 
 
 def update_space(c: Connection, space_id: int, values: Mapping[str, Any]) -> None:
-    """Set name, schedule, retained_versions, chunking or audience; keys that are absent stay."""
+    """Set name, schedule, time_zone, retained_versions, chunking or audience; keys that are absent stay."""
     current = {
         "name": None,
         "schedule": None,
+        "time_zone": None,
         "retained_versions": None,
         "chunking": None,
         "audience": None,

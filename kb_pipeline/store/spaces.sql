@@ -1,9 +1,9 @@
 -- name: create
-INSERT INTO kb_space (key, name, shard, model_id, embedder, embedder_options, index_kind, index_options, chunking, retained_versions, schedule, audience)
+INSERT INTO kb_space (key, name, shard, model_id, embedder, embedder_options, index_kind, index_options, chunking, retained_versions, schedule, time_zone, audience)
 SELECT %(key)s, %(name)s,
        (SELECT h.shard FROM kb_shard h LEFT JOIN kb_space s ON s.shard = h.shard AND s.status <> 'DELETED'
         WHERE h.state = 'SHARED' GROUP BY h.shard ORDER BY count(s.id), h.shard LIMIT 1),
-       %(model_id)s, %(embedder)s, %(embedder_options)s, %(index_kind)s, %(index_options)s, %(chunking)s, %(retained_versions)s, %(schedule)s, %(audience)s
+       %(model_id)s, %(embedder)s, %(embedder_options)s, %(index_kind)s, %(index_options)s, %(chunking)s, %(retained_versions)s, %(schedule)s, %(time_zone)s, %(audience)s
 
 -- name: create_index
 WITH n AS (SELECT nextval(pg_get_serial_sequence('kb_index', 'id'))::int AS id)
@@ -23,18 +23,18 @@ SELECT kb_ensure_model(%(fingerprint)s, %(dimension)s) AS id
 
 -- name: get
 SELECT s.id, s.key, s.name, s.status, s.generation, s.model_id, m.fingerprint, m.dimension, s.embedder, s.embedder_options, s.index_kind,
-       s.index_options, s.chunking, s.retained_versions, s.schedule, s.audience
+       s.index_options, s.chunking, s.retained_versions, s.schedule, s.audience, s.time_zone
 FROM kb_space s JOIN kb_model m ON m.id = s.model_id
 WHERE (s.key = %(key)s::text AND s.status <> 'DELETED') OR s.id = %(id)s::int
 
 -- name: list_all
 SELECT s.id, s.key, s.name, s.status, s.generation, s.model_id, m.fingerprint, m.dimension, s.embedder, s.embedder_options, s.index_kind,
-       s.index_options, s.chunking, s.retained_versions, s.schedule, s.audience
+       s.index_options, s.chunking, s.retained_versions, s.schedule, s.audience, s.time_zone
 FROM kb_space s JOIN kb_model m ON m.id = s.model_id
 WHERE s.status <> 'DELETED' ORDER BY s.key
 
 -- name: update
-UPDATE kb_space SET name = coalesce(%(name)s, name), schedule = coalesce(%(schedule)s, schedule),
+UPDATE kb_space SET name = coalesce(%(name)s, name), schedule = coalesce(%(schedule)s, schedule), time_zone = coalesce(%(time_zone)s, time_zone),
     retained_versions = coalesce(%(retained_versions)s::int, retained_versions), chunking = coalesce(%(chunking)s::jsonb, chunking),
     audience = CASE WHEN %(set_audience)s::boolean THEN %(audience)s::jsonb ELSE audience END
 WHERE id = %(space)s AND status = 'ACTIVE'
@@ -85,7 +85,8 @@ INSERT INTO kb_chunk SELECT %(new)s::int, id, space_id, doc_id, content_hash, oc
 FROM kb_chunk WHERE shard = %(old)s::int AND space_id = %(space)s
 
 -- name: copy_retry
-INSERT INTO vector_retry SELECT %(new)s::int, chunk_id, space_id, attempts, next_at, error
+INSERT INTO vector_retry (shard, chunk_id, space_id, doc_id, attempts, next_at, error, seen_at)
+SELECT %(new)s::int, chunk_id, space_id, doc_id, attempts, next_at, error, seen_at
 FROM vector_retry WHERE shard = %(old)s::int AND space_id = %(space)s
 
 -- name: copy_vectors

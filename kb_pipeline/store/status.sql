@@ -12,8 +12,9 @@ WHERE space_id = %(space)s AND status <> 'DELETED' GROUP BY 2
 UNION ALL SELECT 'tasks', status, count(*) FROM ingestion_task WHERE space_id = %(space)s GROUP BY 2
 UNION ALL SELECT 'chunks', CASE WHEN t.in_current THEN 'current' ELSE 'retained' END, count(*) FROM kb_space s
 JOIN kb_chunk_state t ON t.shard = s.shard AND t.space_id = s.id WHERE s.id = %(space)s GROUP BY 2
-UNION ALL SELECT 'vectors', CASE t.vec_status WHEN 0 THEN 'waiting' WHEN 1 THEN 'indexed' ELSE 'erasing' END, count(*) FROM kb_space s
-JOIN kb_chunk_state t ON t.shard = s.shard AND t.space_id = s.id WHERE s.id = %(space)s GROUP BY 2
+UNION ALL SELECT 'vectors', CASE WHEN t.vec_status = 3 THEN 'erasing' WHEN r.chunk_id IS NOT NULL THEN 'failed' WHEN t.vec_status = 1 THEN 'indexed'
+          ELSE 'waiting' END, count(*) FROM kb_space s JOIN kb_chunk_state t ON t.shard = s.shard AND t.space_id = s.id
+LEFT JOIN vector_retry r ON r.shard = t.shard AND r.chunk_id = t.id AND r.space_id = s.id WHERE s.id = %(space)s GROUP BY 2
 
 -- name: last_jobs
 SELECT DISTINCT ON (source_id) source_id, status, verdict, reasons, counts, started_at, finished_at, error FROM sync_job

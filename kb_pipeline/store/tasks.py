@@ -197,6 +197,16 @@ def sweep(c: Connection, space: Space) -> int:
     return moved
 
 
+def release_run(c: Connection, run_id: str, *, died: bool) -> int:
+    """Give back what a run that has ended still holds. How many tasks.
+
+    Where its process died their leases end, so that the next sweep takes them back as it does for any dead process; else they
+    go straight back to the queue, and it is not counted against their documents.
+    """
+    statement = SQL.end_leases if died else SQL.release_run
+    return c.execute(statement, {"run": run_id, "from": sources_of(Event.RELEASE)}).rowcount
+
+
 def _bury(c: Connection, space_id: int, shard: int, values: dict[str, Any]) -> int:
     poison = c.execute(SQL.poison, values).fetchall()
     if not poison:

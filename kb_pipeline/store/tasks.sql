@@ -59,6 +59,19 @@ INSERT INTO ingestion_node_log (task_id, space_id, node, status, attempt, retry,
 SELECT id, space_id, current_node, 'INTERRUPTED', attempt, retry_count, 'interrupted: its process died or fell silent', trace_id,
        greatest(node_started_at, clock_timestamp() - interval '1 day') FROM t
 
+-- name: release_run
+WITH t AS (UPDATE ingestion_task SET status = 'PENDING', ready_seq = nextval('kb_ready_seq'), updated_at = clock_timestamp(), claimed_by = NULL,
+               lease_until = NULL
+           WHERE status = ANY(%(from)s::text[]) AND status = 'PROCESSING' AND starts_with(claimed_by, %(run)s || '@')
+           RETURNING id, space_id, current_node, attempt, retry_count, trace_id, node_started_at)
+INSERT INTO ingestion_node_log (task_id, space_id, node, status, attempt, retry, error, trace_id, started_at)
+SELECT id, space_id, current_node, 'INTERRUPTED', attempt, retry_count, 'interrupted: its run was ended', trace_id,
+       greatest(node_started_at, clock_timestamp() - interval '1 day') FROM t
+
+-- name: end_leases
+UPDATE ingestion_task SET lease_until = clock_timestamp()
+WHERE status = ANY(%(from)s::text[]) AND status = 'PROCESSING' AND starts_with(claimed_by, %(run)s || '@') AND lease_until > clock_timestamp()
+
 -- name: poison
 SELECT id, doc_id FROM ingestion_task WHERE space_id = %(space)s AND status = 'PROCESSING'
 AND (lease_until < clock_timestamp() OR claimed_by = ANY(%(dead)s::text[])) AND deaths + 1 >= %(deaths)s ORDER BY id LIMIT 100
@@ -126,7 +139,8 @@ WITH t AS (UPDATE ingestion_task t SET retry_count = 0, deaths = 0, error_code =
                current_node = CASE WHEN v.chunk_ids IS NOT NULL THEN t.current_node WHEN v.parsed_path IS NOT NULL THEN 'CHUNKER'
                                    WHEN v.raw_path IS NOT NULL THEN 'PARSER' ELSE 'FETCHER' END
            FROM kb_doc_version v WHERE v.doc_id = t.doc_id AND v.version = t.version AND t.id = %(task)s AND t.status = ANY(%(from)s::text[])
-           RETURNING t.doc_id, t.version)
+           RETURNING t.space_id, t.doc_id, t.version),
+     r AS (DELETE FROM vector_retry r USING t WHERE r.space_id = t.space_id AND r.doc_id = t.doc_id)
 UPDATE kb_doc_version v SET status = 'PROCESSING' FROM t WHERE v.doc_id = t.doc_id AND v.version = t.version
 
 -- name: cancel

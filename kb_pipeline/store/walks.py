@@ -58,6 +58,17 @@ def take_lease(c: Connection, source_id: int, ttl_seconds: int) -> int | str:
     return int(taken.token) if taken else str(row.owner)
 
 
+def walked_by(c: Connection, source_id: int) -> str | None:
+    """Who walks this source and lives, as far as is known."""
+    row = one(c.execute(SQL.lease, {"source": source_id}))
+    return str(row.owner) if row.held and not is_dead(row.owner) else None
+
+
+def release_run(c: Connection, run_id: str) -> int:
+    """Take the leases from a run that has ended. Its walks stay open for the next pass; the new token fences what is late."""
+    return c.execute(SQL.release_run, {"run": run_id}).rowcount
+
+
 def renew_lease(c: Connection, walk: Walk, ttl_seconds: int) -> bool:
     """The fence of every transaction of a walk: False, and the transaction must be given up, when the token is not ours."""
     return c.execute(SQL.renew, {"source": walk.source_id, "token": walk.token, "ttl": ttl_seconds}).rowcount == 1
@@ -143,6 +154,12 @@ def unchanged_pass(c: Connection, space_id: int, source_id: int, source_clock: f
     c.execute(SQL.unchanged, {**values, "after": SyncStatus.SUCCESS.value})
 
 
+def could_not_begin(c: Connection, space_id: int, source_id: int, error: str) -> None:
+    """A pass whose source could not even be asked: one row that is closed already."""
+    values = {"space": space_id, "source": source_id, "error": error}
+    c.execute(SQL.could_not_begin, {**values, "after": SyncStatus.ROLLBACK.value})
+
+
 def complete_listing(c: Connection, source_id: int, count: int, digest: str | None) -> None:
     c.execute(SQL.complete_listing, {"source": source_id, "count": count, "digest": digest})
 
@@ -157,7 +174,8 @@ def set_waiting(c: Connection, source_id: int, waiting: int) -> None:
 
 
 def mark_seen(c: Connection, walk_id: int, doc_ids: Sequence[int]) -> None:
-    c.execute(SQL.mark_seen, {"walk": walk_id, "docs": list(doc_ids)})
+    if doc_ids:
+        c.execute(SQL.mark_seen, {"walk": walk_id, "docs": list(doc_ids)})
 
 
 def seen_watermark(c: Connection) -> int:
@@ -178,12 +196,32 @@ def unseen_docs(c: Connection, walk: Walk, lag_seconds: float, after: int, limit
     return c.execute(SQL.unseen, {**_unseen(walk, lag_seconds), "after": after, "limit": limit}).fetchall()
 
 
-def hide_unseen(c: Connection, walk: Walk, lag_seconds: float, doc_ids: Sequence[int]) -> int:
-    """Lock these candidates, then decide in the next statement whether they are still unseen. How many were hidden."""
+def hide_unseen(c: Connection, walk: Walk, lag_seconds: float, doc_ids: Sequence[int], *, beyond_guard: bool = False) -> int:
+    """Lock these candidates, then decide in the next statement whether they are still unseen. How many were hidden.
+
+    ``beyond_guard``: deleting them will spend an approval, whenever that is.
+    """
     if not doc_ids:
         return 0
     c.execute(SQL.lock_unseen, {"ids": list(doc_ids)})
-    return c.execute(SQL.hide, {**_unseen(walk, lag_seconds), "ids": list(doc_ids)}).rowcount
+    return c.execute(SQL.hide, {**_unseen(walk, lag_seconds), "ids": list(doc_ids), "beyond": beyond_guard}).rowcount
+
+
+def missed_docs(c: Connection, walk: Walk, apart_seconds: float, after: int, limit: int) -> list[int]:
+    """By id: hidden by an earlier walk, at least so long before this one began, and not seen by this one either."""
+    values = {**_unseen(walk, 0), "apart": apart_seconds, "after": after, "limit": limit}
+    return [r.id for r in c.execute(SQL.missed, values)]
+
+
+def miss_again(c: Connection, walk: Walk, apart_seconds: float, doc_ids: Sequence[int]) -> None:
+    """As ``hide_unseen``: locked, then decided. The note holds as long as the hide token is the one of now."""
+    c.execute(SQL.lock_unseen, {"ids": list(doc_ids)})
+    c.execute(SQL.miss_again, {**_unseen(walk, 0), "apart": apart_seconds, "ids": list(doc_ids)})
+
+
+def awaits_second_listing(c: Connection, source_id: int, apart_seconds: float) -> bool:
+    """Has something been hidden for so long that a listing of now would confirm it?"""
+    return bool(one(c.execute(SQL.awaits_second, {"source": source_id, "apart": apart_seconds})).yes)
 
 
 def deleted_since(c: Connection, source_id: int, external_ids: Sequence[str], mark: int) -> set[str]:
@@ -193,7 +231,7 @@ def deleted_since(c: Connection, source_id: int, external_ids: Sequence[str], ma
 
 
 def hidden_docs(c: Connection, source_id: int, after: int, limit: int) -> list[Any]:
-    """Hidden, not yet deleted. Rows: id, external_id, hidden_sync; by id."""
+    """Hidden, not yet deleted. Rows: id, external_id, hidden_sync, missed_again, beyond_guard; by id."""
     return c.execute(SQL.hidden, {"source": source_id, "after": after, "limit": limit}).fetchall()
 
 

@@ -11,6 +11,9 @@ UPDATE sync_lease SET until = clock_timestamp() + %(ttl)s * interval '1 second' 
 -- name: release
 UPDATE sync_lease SET until = '-infinity', owner = '' WHERE source_id = %(source)s AND token = %(token)s
 
+-- name: release_run
+UPDATE sync_lease SET until = '-infinity', owner = '', token = token + 1 WHERE starts_with(owner, %(run)s || '@')
+
 -- name: open_job
 SELECT j.id, j.walk_id, j.kind, j.window_from, j.source_started, j.resumed, j.started_at, j.verdict, j.reasons, j.counts, s.checkpoint
 FROM sync_job j JOIN kb_source s ON s.id = j.source_id
@@ -65,42 +68,65 @@ WHERE id = %(source)s
 -- name: store_watermark
 UPDATE kb_source SET watermark = %(watermark)s WHERE id = %(source)s
 
+-- name: could_not_begin
+INSERT INTO sync_job (space_id, source_id, walk_id, status, verdict, error, finished_at)
+VALUES (%(space)s, %(source)s, nextval('kb_walk_id'), %(after)s, 'PARTIAL', %(error)s, clock_timestamp())
+
 -- name: waiting
 UPDATE kb_source SET waiting_deletions = %(waiting)s WHERE id = %(source)s
 
 -- name: mark_seen
-INSERT INTO sync_seen (walk_id, doc_id) SELECT %(walk)s, d FROM unnest(%(docs)s::bigint[]) d ORDER BY d ON CONFLICT DO NOTHING
+INSERT INTO sync_seen (walk_id, doc_ids) VALUES (%(walk)s, %(docs)s::bigint[])
 
 -- name: seen_watermark
 SELECT CASE WHEN is_called THEN last_value ELSE 0 END AS value FROM kb_seen_seq
 
 -- name: seen_count
-SELECT count(*) AS n FROM sync_seen WHERE walk_id = %(walk)s
+SELECT count(DISTINCT d) AS n FROM sync_seen s CROSS JOIN LATERAL unnest(s.doc_ids) d WHERE s.walk_id = %(walk)s
 
 -- name: count_unseen
-SELECT count(*) AS n FROM kb_doc d
-WHERE d.source_id = %(source)s AND d.status <> 'DELETED' AND d.hidden_sync IS NULL AND d.seen_at < %(started)s::timestamptz - %(lag)s * interval '1 second'
-  AND NOT EXISTS (SELECT FROM sync_seen s WHERE s.walk_id = %(walk)s AND s.doc_id = d.id)
+-- EXCEPT here and below: an anti-join may become a loop over everything seen, once a document, where statistics are of an older walk.
+SELECT count(*) AS n FROM (
+    SELECT d.id FROM kb_doc d
+    WHERE d.source_id = %(source)s AND d.status <> 'DELETED' AND d.hidden_sync IS NULL AND d.seen_at < %(started)s::timestamptz - %(lag)s * interval '1 second'
+    EXCEPT SELECT unnest(s.doc_ids) FROM sync_seen s WHERE s.walk_id = %(walk)s) x
 
 -- name: unseen
-SELECT d.id, d.external_id FROM kb_doc d
-WHERE d.source_id = %(source)s AND d.status <> 'DELETED' AND d.hidden_sync IS NULL AND d.seen_at < %(started)s::timestamptz - %(lag)s * interval '1 second'
-  AND d.id > %(after)s AND NOT EXISTS (SELECT FROM sync_seen s WHERE s.walk_id = %(walk)s AND s.doc_id = d.id)
-ORDER BY d.id LIMIT %(limit)s
+SELECT d.id, d.external_id FROM kb_doc d WHERE d.id = ANY(ARRAY(
+    SELECT d.id FROM kb_doc d
+    WHERE d.source_id = %(source)s AND d.status <> 'DELETED' AND d.hidden_sync IS NULL AND d.seen_at < %(started)s::timestamptz - %(lag)s * interval '1 second'
+      AND d.id > %(after)s
+    EXCEPT SELECT unnest(s.doc_ids) FROM sync_seen s WHERE s.walk_id = %(walk)s ORDER BY 1 LIMIT %(limit)s))
+ORDER BY d.id
 
 -- name: lock_unseen
 SELECT id FROM kb_doc WHERE id = ANY(%(ids)s::bigint[]) ORDER BY id FOR UPDATE
 
 -- name: hide
-UPDATE kb_doc d SET hidden_sync = %(walk)s, hidden_at = clock_timestamp(), seen_seq = nextval('kb_seen_seq'), seen_at = clock_timestamp()
-WHERE d.id = ANY(%(ids)s::bigint[]) AND d.hidden_sync IS NULL AND d.status <> 'DELETED'
-  AND d.seen_at < %(started)s::timestamptz - %(lag)s * interval '1 second'
-  AND NOT EXISTS (SELECT FROM sync_seen s WHERE s.walk_id = %(walk)s AND s.doc_id = d.id)
+UPDATE kb_doc d SET hidden_sync = %(walk)s, hidden_at = clock_timestamp(), beyond_guard = %(beyond)s::boolean, seen_seq = nextval('kb_seen_seq'), seen_at = clock_timestamp()
+WHERE d.id = ANY(ARRAY(SELECT unnest(%(ids)s::bigint[]) EXCEPT SELECT unnest(s.doc_ids) FROM sync_seen s WHERE s.walk_id = %(walk)s))
+  AND d.hidden_sync IS NULL AND d.status <> 'DELETED' AND d.seen_at < %(started)s::timestamptz - %(lag)s * interval '1 second'
 
 -- name: deleted_since
 SELECT external_id FROM kb_doc
 WHERE source_id = %(source)s AND status = 'DELETED' AND seen_seq > %(mark)s AND external_id = ANY(%(ids)s::text[])
 
+-- name: missed
+-- Hidden long enough before this walk began, by an earlier one.
+SELECT d.id FROM kb_doc d
+WHERE d.source_id = %(source)s AND d.status <> 'DELETED' AND d.hidden_sync IS NOT NULL AND d.hidden_sync <> %(walk)s
+  AND d.hidden_at <= %(started)s::timestamptz - %(apart)s * interval '1 second' AND coalesce(d.missed_sync, 0) < d.hidden_sync AND d.id > %(after)s
+EXCEPT SELECT unnest(s.doc_ids) FROM sync_seen s WHERE s.walk_id = %(walk)s ORDER BY 1 LIMIT %(limit)s
+
+-- name: miss_again
+UPDATE kb_doc d SET missed_sync = %(walk)s
+WHERE d.id = ANY(ARRAY(SELECT unnest(%(ids)s::bigint[]) EXCEPT SELECT unnest(s.doc_ids) FROM sync_seen s WHERE s.walk_id = %(walk)s)) AND d.status <> 'DELETED' AND d.hidden_sync IS NOT NULL AND d.hidden_sync <> %(walk)s
+  AND d.hidden_at <= %(started)s::timestamptz - %(apart)s * interval '1 second'
+
+-- name: awaits_second
+SELECT EXISTS (SELECT FROM kb_doc WHERE source_id = %(source)s AND status <> 'DELETED' AND hidden_sync IS NOT NULL
+    AND hidden_at <= clock_timestamp() - %(apart)s * interval '1 second') AS yes
+
 -- name: hidden
-SELECT id, external_id, hidden_sync FROM kb_doc
+SELECT id, external_id, hidden_sync, coalesce(missed_sync, 0) > hidden_sync AS missed_again, beyond_guard FROM kb_doc
 WHERE source_id = %(source)s AND status <> 'DELETED' AND hidden_sync IS NOT NULL AND id > %(after)s ORDER BY id LIMIT %(limit)s

@@ -6,6 +6,6 @@ anything, and only a walk that completed moves the watermark.
 """
 
 from kb_pipeline.walk.report import COUNTS, LeaseLost, PassReport
-from kb_pipeline.walk.walker import walk_source
+from kb_pipeline.walk.walker import change_token, walk_source
 
-__all__ = ["COUNTS", "LeaseLost", "PassReport", "walk_source"]
+__all__ = ["COUNTS", "LeaseLost", "PassReport", "change_token", "walk_source"]

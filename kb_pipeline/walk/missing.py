@@ -13,6 +13,11 @@ from kb_pipeline.store.spaces import Space
 from kb_pipeline.store.walks import Walk
 
 HIDE_BATCH = 500
+SECOND_LISTING_SECONDS = 3600.0  # between hiding and a listing that confirms it, where the source has no probe; and its lag
+
+
+def between_listings(connector: Connector) -> float:
+    return SECOND_LISTING_SECONDS + connector.capabilities.lag_seconds
 
 
 class Missing:
@@ -67,6 +72,25 @@ class Missing:
                 f"{self.omitted} documents were not listed although they are there: the next listing may show them"
             )
 
+    def confirm(self) -> None:
+        """Note what an earlier walk has hidden and this one misses, too: the word of a source that cannot be asked for one
+        item. A resumed walk is none: items may have moved behind it."""
+        if self.connector.capabilities.probe or self.walk.resumed:
+            return
+        apart, after = between_listings(self.connector), 0
+        while True:
+            with transaction(self.engine.pool) as c:
+                ids = walks.missed_docs(c, self.walk, apart, after, HIDE_BATCH)
+            if not ids:
+                return
+            after = ids[-1]
+            retried(lambda ids=ids: self._confirm_some(ids, apart), idempotent=True)  # type: ignore[misc]
+
+    def _confirm_some(self, ids: list[int], apart: float) -> None:
+        with transaction(self.engine.pool) as c:
+            self.fence(c)
+            walks.miss_again(c, self.walk, apart, ids)
+
     def _absent(self, rows: Sequence[tuple[int, str]]) -> list[int]:
         """Of what was not listed, what is hidden: everything where the next pass lists everything in a stable order again.
 
@@ -85,6 +109,9 @@ class Missing:
         walk = self.walk
         with transaction(self.engine.pool) as c:
             self.fence(c)
-            hidden = {**walk.counts, "hidden": walk.counts.get("hidden", 0) + walks.hide_unseen(c, walk, self.lag, ids)}
+            hidden = {**walk.counts, "hidden": walk.counts.get("hidden", 0) + self._hide(c, ids)}
             walks.save_progress(c, replace(walk, counts=hidden))
         walk.counts = hidden
+
+    def _hide(self, c: Connection, ids: list[int]) -> int:
+        return walks.hide_unseen(c, self.walk, self.lag, ids, beyond_guard=bool(self.beyond))

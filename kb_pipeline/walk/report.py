@@ -21,7 +21,6 @@ class PassReport:
     waiting_deletions: int = 0
     resumed: bool = False
     bad: list[BadItem] = field(default_factory=list)
-    spend_approval: bool = False  # the deletions that follow go beyond the guard, within what was approved
 
     def add(self, counts: dict[str, int]) -> None:
         """Of the walk, with those of the processes that walked before this one."""

@@ -2,24 +2,28 @@
 
 from collections.abc import Callable
 from contextlib import closing
+from datetime import datetime, timedelta
+from typing import cast
 
-from kb_pipeline.engine import Engine, Progress, silent
+from kb_pipeline.engine import Engine, Progress, Stopped, silent
 from kb_pipeline.errors import KbError, Rejected, StateError, Transient
 from kb_pipeline.model import Page, Verdict
-from kb_pipeline.ports import Connector
+from kb_pipeline.ports import ChangeProbe, Connector
 from kb_pipeline.stages import snapshot, window
 from kb_pipeline.states import WalkKind
-from kb_pipeline.store import documents, sources, spaces, walks
+from kb_pipeline.store import documents, events, retention, sources, spaces, walks
 from kb_pipeline.store.database import Connection, retried, transaction
 from kb_pipeline.store.sources import Source
 from kb_pipeline.store.spaces import Space
 from kb_pipeline.store.walks import Walk
 from kb_pipeline.walk.listing import Listed, list_pages, scopes_of
-from kb_pipeline.walk.missing import Missing
+from kb_pipeline.walk.missing import Missing, between_listings
 from kb_pipeline.walk.plan import Plan
 from kb_pipeline.walk.report import LeaseLost, PassReport
 
 MAX_REASONS = 20
+TOKEN_SECONDS = 1.0  # for the change token, before anything is listed: longer than whoever compares it may take
+NOT_ITS_OWN = frozenset({"database_busy", "database_down", "database_full", "lease_lost", "source_busy", "space_gone"})
 OVERTAKEN = "overtaken"  # a count of the job: listed, but written by somebody else meanwhile; they must be listed again
 
 
@@ -30,31 +34,81 @@ def walk_source(
 
     ``full``: list everything, although the source could say what changed.
     """
-    connector = engine.connector(source)
-    clock = connector.clock()  # before anything is listed: what comes later belongs to the next walk
-    digest = connector.listing_digest() if connector.capabilities.snapshot_digest else None
-    if digest is not None and digest == source.listing_digest and not full:
-        return _unchanged(engine, space, source, clock)
-    walker = Walker(engine, space, source, connector, clock, digest, progress)
+    try:
+        connector = engine.connector(source)
+        token = change_token(connector, TOKEN_SECONDS)
+        clock = connector.clock()  # before anything is listed: what comes later belongs to the next walk
+        digest = None
+        if connector.capabilities.snapshot_digest:
+            with transaction(engine.pool) as c:
+                began = retention.clock(c)
+            digest = connector.listing_digest()
+            if digest is not None and digest == source.listing_digest and not (full or _confirms(engine, source, connector)):
+                return _unchanged(engine, space, source, connector, clock, began, token)
+    except KbError as e:
+        _note(engine, space, source, e)
+        raise
+    walker = Walker(engine, space, source, connector, clock, digest, token, progress)
     try:
         return walker.run(full=full)
     except LeaseLost:
         raise
     except KbError as e:
-        walker.abandon(e)
+        if not isinstance(e, Stopped):
+            walker.abandon(e)
+        else:
+            walker.leave()
+        raise
+    except BaseException:
+        walker.leave()
         raise
 
 
-def _unchanged(engine: Engine, space: Space, source: Source, clock: float) -> PassReport:
+def change_token(connector: Connector, budget_seconds: float) -> str | None:
+    """What the source's next token is compared with; None where it has none, or none within the budget."""
+    return cast(ChangeProbe, connector).change_token(budget_seconds) if connector.capabilities.token else None
+
+
+def _answered(c: Connection, source: Source, connector: Connector, began: datetime, token: str | None) -> None:
+    """A walk that began then has completed: it has seen what every earlier hint was about, unless its listing lags behind."""
+    can = connector.capabilities
+    events.take_events(c, source.id, began - timedelta(seconds=max(can.lag_seconds, can.skew_seconds)))
+    events.store_token(c, source.id, token)
+
+
+def _confirms(engine: Engine, source: Source, connector: Connector) -> bool:
+    """An unchanged listing, too, is the second one that misses what was hidden, where nobody can be asked about it."""
+    if connector.capabilities.probe:
+        return False
+    with transaction(engine.pool) as c:
+        return walks.awaits_second_listing(c, source.id, between_listings(connector))
+
+
+def _note(engine: Engine, space: Space, source: Source, error: KbError) -> None:
+    """A pass that failed before there was a walk is known as well, unless the source has nothing to do with it."""
+    if isinstance(error, Stopped) or error.code in NOT_ITS_OWN:
+        return
+    with transaction(engine.pool) as c:
+        if spaces.lock_shared(c, space) is not None:
+            walks.could_not_begin(c, space.id, source.id, f"{error.code}: {error.message}")
+
+
+def _unchanged(
+    engine: Engine, space: Space, source: Source, connector: Connector, clock: float, began: datetime, token: str | None
+) -> PassReport:
     report = PassReport(source.name)
     report.counts["seen"] = report.counts["unchanged"] = source.listing_count or 0
     with transaction(engine.pool) as c:
         walks.unchanged_pass(c, space.id, source.id, clock, report.counts)
+        _answered(c, source, connector, began, token)
     return report
 
 
 class Walker:
-    """This process's part of a walk. ``digest``: of the listing as it was at ``clock``, None where none may be stored."""
+    """This process's part of a walk. ``digest``: of the listing as it was at ``clock``, None where none may be stored.
+
+    ``token``: of the source just before that.
+    """
 
     def __init__(
         self,
@@ -64,10 +118,11 @@ class Walker:
         connector: Connector,
         clock: float,
         digest: str | None,
+        token: str | None,
         progress: Callable[[Progress], None],
     ) -> None:
         self.engine, self.space, self.source, self.connector = engine, space, source, connector
-        self.clock, self.digest, self.progress = clock, digest, progress
+        self.clock, self.digest, self.token, self.progress = clock, digest, token, progress
         self.report = PassReport(source.name)
         self.opened: Walk | None = None
         self.first = False  # nothing can have moved in a source without documents
@@ -85,6 +140,8 @@ class Walker:
         with closing(list_pages(self.engine, self.connector, walk)) as pages:
             for found in pages:
                 self._take(found)
+                if self.engine.stop.is_set():
+                    raise Stopped
                 self.progress(Progress(f"listing {self.source.name}", walk.counts.get("seen", 0), total))
         self._end()
         return self.report
@@ -104,7 +161,7 @@ class Walker:
             # In an unstable order an item may be listed twice by one walk: then it is known the second time.
             self.first = stable and not documents.has_documents(c, self.source.id)
         if self.walk.checkpoint is not None:
-            self.digest = None  # of another moment than the pages before the checkpoint
+            self.digest = self.token = None  # of another moment than the pages before the checkpoint
         self.report.add(self.walk.counts)
         self.report.kind, self.report.resumed = self.walk.kind, self.walk.checkpoint is not None
 
@@ -117,12 +174,18 @@ class Walker:
     def abandon(self, error: KbError) -> None:
         """A walk that could not go on is rolled back; nothing is hidden, the watermark stays, the next pass starts anew."""
         if self.opened is None:
-            return
+            return _note(self.engine, self.space, self.source, error)
         with transaction(self.engine.pool) as c:
             if walks.renew_lease(c, self.opened, self.engine.limits.lease_seconds):
                 self.opened.verdict = Verdict.PARTIAL
                 walks.fail_walk(c, self.opened, f"{error.code}: {error.message}")
                 sources.forget_digest(c, self.source.id)
+                walks.release_lease(c, self.source.id, self.opened.token)
+
+    def leave(self) -> None:
+        """Asked to end: the walk stays open at its checkpoint, where the next pass goes on without waiting for our lease."""
+        if self.opened is not None:
+            with transaction(self.engine.pool) as c:
                 walks.release_lease(c, self.source.id, self.opened.token)
 
     # --- one page ---------------------------------------------------------------------------------------------------
@@ -178,6 +241,7 @@ class Walker:
             missing.judge(self.space)
             if walk.verdict is Verdict.COMPLETE:
                 missing.hide()
+                missing.confirm()
         with transaction(self.engine.pool) as c:
             self._fence(c)
             if walk.verdict is Verdict.COMPLETE:
@@ -191,7 +255,6 @@ class Walker:
         report.verdict, report.reasons = walk.verdict, walk.reasons
         report.add(walk.counts)
         report.waiting_deletions = missing.waiting
-        report.spend_approval = walk.verdict is Verdict.COMPLETE and bool(missing.beyond)
 
     def _complete(self, c: Connection, missing: Missing) -> None:
         walk, overtaken = self.walk, self.walk.counts.get(OVERTAKEN, 0)
@@ -201,6 +264,7 @@ class Walker:
             walks.store_watermark(c, self.source.id, {})  # only another full listing is sure to show them again
         elif not (overtaken or walk.resumed or missing.omitted):
             walks.store_watermark(c, self.source.id, dict.fromkeys(walk.window_from, walk.clock))
+        _answered(c, self.source, self.connector, walk.started_at, None if overtaken else self.token)
         walks.complete_walk(c, walk)
 
     def _fence(self, c: Connection) -> None:

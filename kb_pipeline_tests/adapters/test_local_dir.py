@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from kb_pipeline import connectors
 from kb_pipeline.connectors import local_dir
 from kb_pipeline.connectors.local_dir import Config, LocalDir
 from kb_pipeline.errors import Fatal, KbError, Rejected, Transient
@@ -572,7 +573,7 @@ def test_reading_begins_when_a_write_would_get_another_stamp(
         time = staticmethod(lambda: at)
         sleep = staticmethod(slept.append)
 
-    monkeypatch.setattr(local_dir, "time", Clock)
+    monkeypatch.setattr(connectors, "time", Clock)
     folder(root).content_digest("a.md")
     assert bool(slept) is waits and all(0 < seconds <= 2 for seconds in slept)
 
@@ -599,3 +600,38 @@ def spy_on_open(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(local_dir.os, "open", spy)
     return opened
+
+
+def test_the_change_token_is_about_selected_files_only(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.md").write_bytes(b"a")
+    os.utime(tmp_path / "in" / "a.md", (1e9, 1e9))
+    connector = LocalDir(Config(path=tmp_path, include=("in",), exclude=("*.tmp",)))
+    before = settled(connector)
+    for other in (tmp_path / "b.md", tmp_path / "in" / "x.tmp"):
+        other.write_bytes(b"x")
+    (tmp_path / "in" / "link.md").symlink_to(tmp_path / "b.md")
+    assert settled(connector) == before
+    (tmp_path / "in" / "c.md").write_bytes(b"c")
+    assert settled(connector) != before
+
+
+def test_a_write_within_its_own_clock_tick_makes_the_token_unlike_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.md").write_bytes(b"a")
+    written = (tmp_path / "a.md").stat().st_ctime
+    monkeypatch.setattr("kb_pipeline.connectors.time.time", lambda: written + 0.001)
+    connector = LocalDir(Config(path=tmp_path))
+    assert connector.change_token(60.0) != connector.change_token(60.0)
+    monkeypatch.setattr("kb_pipeline.connectors.time.time", lambda: written + 10.0)
+    assert connector.change_token(60.0) == connector.change_token(60.0)
+
+
+def settled(connector: LocalDir) -> str:
+    before = None
+    for _ in range(10_000):
+        if (token := connector.change_token(60.0)) is not None and token == before:
+            return token
+        before = token
+    raise AssertionError("the token never settles")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from kb_pipeline.cli.cron import next_time
+from kb_pipeline.cron import next_time
 from kb_pipeline.cli.options import adapter_options, masked, pairs, truth, whole_number
 from kb_pipeline.errors import Misconfigured
 
@@ -126,6 +126,31 @@ def test_what_is_no_cron_line_or_never_comes_is_refused(cron: str) -> None:
     with pytest.raises(Misconfigured) as e:
         next_time(cron, datetime(2026, 1, 1, tzinfo=UTC))
     assert repr(cron) in e.value.message
+
+
+@pytest.mark.parametrize(
+    "cron, after, then",
+    [
+        ("30 9 * * *", "2026-07-01T00:00", "2026-07-01T07:30"),  # two hours ahead of UTC in summer
+        ("30 9 * * *", "2026-01-01T00:00", "2026-01-01T08:30"),
+        ("30 2 * * *", "2026-03-28T12:00", "2026-03-29T01:30"),  # 02:30 does not exist on that day: an hour later, not never
+        ("30 2 * * *", "2026-10-25T00:00", "2026-10-25T00:30"),  # it comes twice, and is met once
+        ("30 2 * * *", "2026-10-25T00:30", "2026-10-26T01:30"),
+        ("*/30 * * * *", "2026-10-25T00:30", "2026-10-25T01:00"),  # real time goes on while the clock repeats an hour
+        ("*/30 * * * *", "2026-10-25T01:00", "2026-10-25T01:30"),
+        ("0 * 1 * *", "2026-06-30T21:59", "2026-06-30T22:00"),  # the first of July there
+    ],
+)
+def test_a_cron_line_follows_its_time_zone_through_changes_of_the_clock(cron: str, after: str, then: str) -> None:
+    found = next_time(cron, datetime.fromisoformat(after).replace(tzinfo=UTC), "Europe/Berlin")
+    assert found == datetime.fromisoformat(then).replace(tzinfo=UTC)
+
+
+def test_an_unknown_time_zone_is_refused() -> None:
+    for wrong in ("Mars/Olympus", "../etc/passwd", ""):
+        with pytest.raises(Misconfigured) as e:
+            next_time("* * * * *", datetime(2026, 1, 1, tzinfo=UTC), wrong)
+        assert e.value.code == "bad_time_zone"
 
 
 @given(

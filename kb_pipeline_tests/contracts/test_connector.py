@@ -138,6 +138,45 @@ def test_the_listing_digest_changes_with_everything_listed_and_with_nothing_else
     assert None not in digests and len(set(digests)) == len(digests)
 
 
+def settled_token(source: Any) -> str:
+    """The token once two in a row are equal: an edit within its own clock tick makes each unlike any other."""
+    before = None
+    for _ in range(10_000):
+        token = source.connector().change_token(60.0)
+        if token is not None and token == before:
+            return str(token)
+        before = token
+    raise AssertionError("the token never settles")
+
+
+def test_the_change_token_differs_after_every_change_and_only_then(source: Any) -> None:
+    if not source.connector().capabilities.token:
+        pytest.skip("it has none")
+    source.put("a/one.md", b"one")
+    source.put("two.md", b"two")
+    tokens = [settled_token(source)]
+    for change in (
+        lambda: source.put("three.md", b"three"),
+        lambda: source.put("two.md", b"two, edited"),
+        lambda: source.put("two.md", b"two. edited"),  # of the same size
+        lambda: source.put("a/b/deep.md", b"deep"),
+        lambda: source.remove("a/one.md"),
+        lambda: (source.remove("three.md"), source.put("four.md", b"three")),
+    ):
+        change()
+        assert source.connector().change_token(60.0) != tokens[-1]
+        tokens.append(settled_token(source))
+    assert len(set(tokens)) == len(tokens)
+    assert settled_token(source) == tokens[-1]
+
+
+def test_a_change_token_that_takes_too_long_is_none(source: Any) -> None:
+    if not source.connector().capabilities.token:
+        pytest.skip("it has none")
+    source.put("a.md", b"one")
+    assert source.connector().change_token(0.0) is None
+
+
 def test_a_listing_with_a_provisional_item_has_no_digest(source: Any) -> None:
     source.put("old.md", b"old")
     source.put_just_now("new.md")

@@ -141,7 +141,7 @@ def test_small_batches_find_the_same(flow: Flow, monkeypatch: pytest.MonkeyPatch
     flow.sync()
     whole = ask(flow, "maple Section 1", at)
     assert len(whole.hits) >= 15
-    for name in ("DOCUMENTS", "DOCUMENT_CHUNKS", "VECTORS"):
+    for name in ("DOCUMENTS", "OPENED", "COMPARED", "VECTORS"):
         monkeypatch.setattr(f"kb_pipeline.as_of.{name}", 2)
     again = ask(flow, "maple Section 1", at)
     assert [h.chunk_id for h in again.hits] == [h.chunk_id for h in whole.hits]

@@ -433,7 +433,7 @@ def test_what_an_open_walk_has_seen_stays(lying: Flow) -> None:
         walk=walks["open"],
     )
     for walk in walks.values():
-        flow.execute("INSERT INTO sync_seen VALUES (%(walk)s, 1)", walk=walk)
+        flow.execute("INSERT INTO sync_seen VALUES (%(walk)s, '{1}')", walk=walk)
     _purge(flow)
     seen = flow.execute("SELECT walk_id FROM sync_seen WHERE walk_id = ANY(%(walks)s)", walks=list(walks.values()))
     assert [r.walk_id for r in seen] == [walks["open"]]

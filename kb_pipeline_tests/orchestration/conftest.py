@@ -7,7 +7,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from dagster import AssetKey, DagsterInstance, ExecuteInProcessResult
+from dagster import AssetKey, DagsterInstance, ExecuteInProcessResult, TableMetadataValue
 
 from kb_pipeline.orchestration.definitions import build_defs
 from kb_pipeline.orchestration.partitions import SPACE
@@ -15,6 +15,16 @@ from kb_pipeline.orchestration.resources import KbResource
 from kb_pipeline.settings import Settings
 from kb_pipeline.store.spaces import Space
 from kb_pipeline_tests.fakes import FakedApp
+
+
+@dataclass(frozen=True)
+class Check:
+    name: str
+    passed: bool
+    severity: str
+    partition: str | None
+    description: str
+    metadata: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -26,6 +36,11 @@ class Run:
     versions: dict[str, str]
     failures: dict[str, tuple[str, dict[str, Any]]]  # by asset: description and metadata
     logs: list[str]
+    checks: list[Check]
+
+    @property
+    def red(self) -> dict[str, Check]:
+        return {c.name: c for c in self.checks if not c.passed}
 
 
 Materialise = Callable[..., Run]
@@ -46,11 +61,14 @@ def kb(settings: Settings) -> KbResource:
 def materialise(kb: KbResource, instance: DagsterInstance) -> Materialise:
     """Run a job for one space, or only some of its assets."""
 
-    def run(key: str, *only: str, job: str = "sync_space") -> Run:
+    def run(key: str, *only: str, job: str = "sync_space", **config: Any) -> Run:
         instance.add_dynamic_partitions(SPACE, [key])
         chosen = build_defs({"kb": kb}).resolve_job_def(job)
         selection = [AssetKey(name) for name in only] or None
-        done = chosen.execute_in_process(instance=instance, partition_key=key, raise_on_error=False, asset_selection=selection)
+        run_config = {"ops": {asset: {"config": values} for asset, values in config.items()}}
+        done = chosen.execute_in_process(
+            run_config, instance=instance, partition_key=key, raise_on_error=False, asset_selection=selection
+        )
         return _seen(done, [e.user_message for e in instance.all_logs(done.run_id)])
 
     return run
@@ -68,6 +86,17 @@ def _seen(done: ExecuteInProcessResult, logs: Sequence[str]) -> Run:
         {m.asset_key.to_user_string(): str(m.tags["dagster/data_version"]) for m in made},
         failures,
         list(logs),
+        [
+            Check(
+                e.check_name,
+                e.passed,
+                e.severity.value,
+                e.partition,
+                e.description or "",
+                {k: v.records if isinstance(v, TableMetadataValue) else v.value for k, v in e.metadata.items()},
+            )
+            for e in done.get_asset_check_evaluations()
+        ],
     )
 
 

@@ -326,6 +326,8 @@ def test_an_item_that_is_listed_twice_is_taken_once(make_flow: Callable[..., Flo
     assert (report.passes[0].counts["new"], report.ingest.published) == (len(NAMES), len(NAMES))
     assert watermark_of(flow) == {"*": source.now}
     assert len(source.fetched) == len(NAMES)
+    counted = flow.execute("SELECT listing_count FROM kb_source WHERE id = %(source)s")
+    assert counted[0].listing_count == len(NAMES)  # the next listing is not said to have shrunk
 
 
 def test_an_empty_page_does_not_end_a_listing(loaded: Flow) -> None:

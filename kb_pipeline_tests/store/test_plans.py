@@ -95,7 +95,7 @@ def statements(library: Library) -> dict[str, tuple[Any, dict[str, Any]]]:
     ids = {"ids": library.ids}
     docs = {"docs": library.docs[:20], "versions": [1] * 20, "at": datetime.now(UTC)}
     join = {"vectors": library.vectors, "chunks": library.ids, "docs": library.docs, "scores": [0.5] * 64, "principals": ["a"]}
-    join["since"] = "2020-01-01"
+    join |= {"since": "2020-01-01", "k": 16}
     return {
         "wanted": (publications.SQL.wanted, ids),
         "revive": (publications.SQL.revive, ids),

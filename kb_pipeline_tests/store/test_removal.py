@@ -2,18 +2,22 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from itertools import count
 
 import psycopg
 import pytest
 
+from kb_pipeline.indexes.pgvector import PgVectorIndex
 from kb_pipeline.maintenance import delete_space as delete_module
 from kb_pipeline.maintenance.delete_space import delete_space
 from kb_pipeline.maintenance.promotion import promote_if_large
+from kb_pipeline.model import IndexRef
 from kb_pipeline.store import removal, spaces, tasks
 from kb_pipeline.store.database import DatabaseBusy, Pool, transaction
 from kb_pipeline.store.spaces import Space
 from kb_pipeline.sync import sync_space
+from kb_pipeline_tests.conftest import Server
 from kb_pipeline_tests.fakes import FakedApp, MemorySource
 from kb_pipeline_tests.store.shelf import Shelf
 
@@ -81,6 +85,29 @@ def test_a_deleted_space_leaves_nothing_but_its_row(app: FakedApp, pool: Pool, p
     if promoted:  # the shard comes back to the next space that needs one
         assert own_shard(app, neighbour) == shard
         assert left(pool, neighbour)["kb_chunk"] == 2 * before["kb_chunk"]  # its left copy waits for the grace
+
+
+def test_vectors_in_an_own_shard_are_truncated_with_it_and_not_deleted_row_by_row(
+    app: FakedApp, pool: Pool, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not server.has_pgvector:
+        pytest.skip("needs vectors that lie beside the chunks")
+    space = loaded(app)
+    own_shard(app, space)
+    with transaction(pool) as c:  # the grace is over: what lies in the shared shard is cleared
+        spaces.clear_left(c, space.id, before=datetime.now(UTC) + timedelta(hours=1), limit=1000)
+    table = f"kb_vector_m{space.model_id}"
+    drop = PgVectorIndex.drop
+    found: list[int] = []
+
+    def counted(index: PgVectorIndex, ref: IndexRef) -> int:
+        found.append(left(pool, space).get(table, 0))
+        return drop(index, ref)
+
+    assert left(pool, space)[table]
+    monkeypatch.setattr(PgVectorIndex, "drop", counted)
+    assert set(delete_space(app.engine, space).values()) == {0}
+    assert found == [0]
 
 
 def test_a_key_of_a_deleted_space_begins_anew(app: FakedApp) -> None:

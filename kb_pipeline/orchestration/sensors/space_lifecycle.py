@@ -1,4 +1,4 @@
-"""What Dagster looks at by itself."""
+"""Partitions equal the spaces in the database."""
 
 from dagster import (
     AddDynamicPartitionsRequest,

@@ -1,0 +1,51 @@
+"""Runs that sensors ask for, and the words of their ticks."""
+
+from typing import Any
+
+from dagster import RunRequest
+
+from kb_pipeline.orchestration.partitions import PRIORITY_TAG, SCHEDULE_TAG, SLOT_TAG, SYNC_TAG
+from kb_pipeline.store.schedules import Kind
+
+JOBS = {
+    Kind.SYNC: "sync_space",
+    Kind.SWEEP: "sync_space",
+    Kind.RECONCILIATION: "reconcile_space",
+    Kind.PURGE: "purge_space",
+    Kind.GC: "collect_vectors",
+}
+
+
+def request_sync(space: str, run_key: str, *, reason: str, source: str = "") -> RunRequest:
+    """For a change at a source: of that one only, where it is known. Goes before everything else in the queue."""
+    tags = {SYNC_TAG: space, PRIORITY_TAG: "2", "kb/reason": reason}
+    return RunRequest(run_key, partition_key=space, job_name="sync_space", tags=tags, run_config=sync_config(source=source))
+
+
+def request_worker(space: str, run_key: str, slot: int) -> RunRequest:
+    """One more run on the queue of a space. No two runs of a slot work at a time."""
+    tags = {SLOT_TAG: f"{space}/{slot}", PRIORITY_TAG: "1", "kb/reason": "waiting"}
+    return RunRequest(run_key, partition_key=space, job_name="ingest_batch", tags=tags)
+
+
+def request_scheduled(space: str, run_key: str, kind: Kind) -> RunRequest:
+    tags = {SCHEDULE_TAG: kind.value, PRIORITY_TAG: "0" if kind is Kind.SYNC else "-1"}
+    syncs = kind in (Kind.SYNC, Kind.SWEEP)
+    return RunRequest(
+        run_key,
+        partition_key=space,
+        job_name=JOBS[kind],
+        tags={**tags, SYNC_TAG: space} if syncs else tags,
+        run_config=sync_config(full=kind is Kind.SWEEP) if syncs else {},
+    )
+
+
+def sync_config(*, source: str = "", full: bool = False) -> dict[str, Any]:
+    """Run config of ``source_snapshot``; nothing where its defaults will do."""
+    given = {**({"source": source} if source else {}), **({"full": True} if full else {})}
+    return {"ops": {"source_snapshot": {"config": given}}} if given else {}
+
+
+def told(*parts: tuple[int, str], nothing: str) -> str:
+    """The counts that are not 0, with their words, for a person who looks at a tick."""
+    return "; ".join(f"{n} {words}" for n, words in parts if n) or nothing
