@@ -1,5 +1,6 @@
 """``kb reconcile``, ``kb purge``, ``kb gc``: what keeps a space true and small over the years."""
 
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -86,7 +87,7 @@ def gc(ctx: typer.Context, space: SpaceKey) -> None:
         )
 
 
-COMMANDS = {"reconcile": reconcile, "purge": purge, "gc": gc}
+COMMANDS: dict[str, Callable[..., None]] = {"reconcile": reconcile, "purge": purge, "gc": gc}
 
 
 def reconcile_document(report: "ReconcileReport") -> Json:

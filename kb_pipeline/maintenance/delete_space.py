@@ -14,7 +14,7 @@ from kb_pipeline.store.database import DatabaseBusy, retried, transaction
 from kb_pipeline.store.spaces import Space
 
 BATCH = 5000
-HASHES = 500_000  # chunks looked through at a time, on the server: each batch reads the hashes of every other chunk
+HASHES = 100_000  # chunks looked through at a time, on the server: far from the time limit of a statement
 TRUNCATE_TRIES = 30
 ROUNDS = 3
 

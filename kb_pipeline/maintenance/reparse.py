@@ -10,7 +10,7 @@ from datetime import datetime
 
 from kb_pipeline.engine import Engine, Progress, silent
 from kb_pipeline.errors import Rejected
-from kb_pipeline.store import reparse, spaces, tasks
+from kb_pipeline.store import reparse, retention, spaces, tasks
 from kb_pipeline.store.database import retried, transaction
 from kb_pipeline.store.documents import lock_documents
 from kb_pipeline.store.reparse import Enqueued
@@ -54,7 +54,7 @@ def _swept(engine: Engine, space: Space) -> datetime:
     """What a cancelled task has left is cleaned up first: it would count as live."""
     with transaction(engine.pool) as c:
         tasks.sweep(c, space)
-        return reparse.clock(c)
+        return retention.clock(c)
 
 
 def _some(engine: Engine, space: Space, after: int) -> list[int]:

@@ -10,7 +10,7 @@ from kb_pipeline.errors import KbError
 from kb_pipeline.service import condition
 from kb_pipeline.service.database import Database
 from kb_pipeline.settings import Settings
-from kb_pipeline.store import metrics
+from kb_pipeline.store import requirements
 from kb_pipeline.store.migrations import migrations
 
 
@@ -28,7 +28,7 @@ def routes(settings: Settings, database: Database) -> Sequence[BaseRoute]:
 def _of_database(database: Database) -> Iterator[str]:
     try:
         with database.transaction() as c:
-            theirs, ours = metrics.schema_version(c), migrations()[-1].version
+            theirs, ours = requirements.schema_version(c), migrations()[-1].version
     except KbError as e:
         yield e.message
         return

@@ -27,11 +27,6 @@ class Numbers:
     database_bytes: int
 
 
-def schema_version(c: Connection) -> int:
-    """Of the database; 0 if nothing was migrated yet."""
-    return int(one(c.execute(SQL.schema)).version)
-
-
 def numbers(c: Connection) -> Numbers:
     return Numbers(
         queue=c.execute(SQL.queue).fetchall(),

@@ -1,6 +1,3 @@
--- name: schema
-SELECT coalesce(max(version), 0) AS version FROM kb_schema
-
 -- name: queue
 SELECT s.key AS space, t.status, t.n FROM (
     SELECT space_id, 'PENDING' AS status, count(*) AS n FROM ingestion_task WHERE status = 'PENDING' GROUP BY space_id

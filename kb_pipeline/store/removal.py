@@ -2,6 +2,7 @@
 
 from kb_pipeline.model import IndexRef
 from kb_pipeline.statements import load_statements
+from kb_pipeline.store import vector_retries
 from kb_pipeline.store.database import Connection, one
 
 SQL = load_statements(__package__, "removal.sql")
@@ -49,8 +50,9 @@ def delete_documents(c: Connection, space_id: int, limit: int) -> int:
 
 
 def delete_rest(c: Connection, space_id: int) -> None:
+    vector_retries.reset(c, space_id)
     for statement in (
-        SQL.delete_publications, SQL.delete_restated, SQL.delete_retries, SQL.delete_tombstones, SQL.delete_todo,
+        SQL.delete_publications, SQL.delete_restated, SQL.delete_tombstones, SQL.delete_todo,
         SQL.delete_logs, SQL.delete_answers, SQL.delete_seen, SQL.delete_events, SQL.delete_jobs, SQL.delete_leases,
         SQL.delete_indexes, SQL.delete_sources, SQL.delete_floor, SQL.delete_schedules,
         SQL.delete_alerts, SQL.delete_reconciliations,

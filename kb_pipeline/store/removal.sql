@@ -66,9 +66,6 @@ DELETE FROM kb_publication WHERE space_id = %(space)s
 -- name: delete_restated
 DELETE FROM kb_chunk_restated WHERE space_id = %(space)s
 
--- name: delete_retries
-DELETE FROM vector_retry WHERE space_id = %(space)s
-
 -- name: delete_alerts
 DELETE FROM kb_alert WHERE space_id = %(space)s
 

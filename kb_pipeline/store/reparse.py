@@ -23,11 +23,6 @@ def some_living(c: Connection, space_id: int, after: int, limit: int) -> list[in
     return [r.id for r in c.execute(SQL.some_living, {"space": space_id, "after": after, "limit": limit})]
 
 
-def clock(c: Connection) -> datetime:
-    at: datetime = one(c.execute(SQL.clock)).at
-    return at
-
-
 def enqueue(c: Connection, space_id: int, doc_ids: Sequence[int], before: datetime, *, max_retries: int) -> Enqueued:
     """A version and its task for each document that nobody works on and whose newest version was made before ``before``."""
     values = {"space": space_id, "docs": list(doc_ids), "before": before, "max_retries": max_retries}

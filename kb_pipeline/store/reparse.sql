@@ -1,9 +1,6 @@
 -- name: some_living
 SELECT id FROM kb_doc WHERE space_id = %(space)s AND id > %(after)s AND status <> 'DELETED' ORDER BY id LIMIT %(limit)s
 
--- name: clock
-SELECT clock_timestamp() AS at
-
 -- name: busy
 SELECT count(DISTINCT doc_id) AS n FROM ingestion_task
 WHERE doc_id = ANY(%(docs)s::bigint[]) AND status IN ('INIT', 'PENDING', 'PROCESSING', 'FAILED', 'CANCELING')

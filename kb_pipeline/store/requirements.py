@@ -21,7 +21,7 @@ def unmet(c: Connection, *, vector: bool) -> list[KbError]:
         )
     found += _vector(server) if vector else []
     ours = migrations()[-1].version
-    theirs = one(c.execute(SQL.schema)).version if server.migrated else 0
+    theirs = schema_version(c) if server.migrated else 0
     if theirs > ours:
         found.append(
             Fatal(
@@ -64,3 +64,8 @@ def secret_references(c: Connection) -> list[tuple[str, str]]:
     if not one(c.execute(SQL.server)).filled:
         return []
     return [(r.owner, r.value) for r in c.execute(SQL.references)]
+
+
+def schema_version(c: Connection) -> int:
+    """Of the database; 0 if nothing was migrated yet."""
+    return int(one(c.execute(SQL.schema)).version)

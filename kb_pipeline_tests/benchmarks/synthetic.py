@@ -10,6 +10,7 @@ dimension and some 300 a chunk, twice: in the index and in the cache.
 
 import os
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -118,6 +119,7 @@ def database(target: str) -> Iterator[str]:
         with _on_server(target) as url:
             yield url
         return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server and its files go then too
     home = Path(target) / f"kb-bench-{uuid4().hex[:8]}"
     server = EmbeddedPostgres(home)
     try:

@@ -293,7 +293,13 @@ RULES = (
         "promote.past",
         "a question to the past compares the shard it began with",
         "it ranks rows whose flags nobody writes any more",
-        (Edit("kb_pipeline/as_of.py", "        if shard != self.standing.shard:\n            return None\n", ""),),
+        (
+            Edit(
+                "kb_pipeline/as_of.py",
+                "return found if _require_kept(self.engine, self.space, self.when.at).shard == shard else None",
+                "_require_kept(self.engine, self.space, self.when.at)\n        return found",
+            ),
+        ),
         ("history/test_as_of.py::test_a_space_that_moves_to_its_own_shard_during_the_search_is_asked_again",),
     ),
     Rule(

@@ -195,12 +195,25 @@ def test_the_digest_of_an_earlier_listing_says_nothing_while_a_walk_is_open(make
     assert flow.showing("alderword0x5") == set()
 
 
-def test_an_error_before_the_walk_began_leaves_no_row(loaded: Flow, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_before_the_walk_began_is_a_pass_that_failed_and_changes_nothing_else(
+    loaded: Flow, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def unreachable(_: object) -> float:
         raise Transient("no answer", code="unreachable")
 
-    job = last_job(loaded)
+    job, before = last_job(loaded), loaded.untouched()
     monkeypatch.setattr(SimulatedSource, "clock", unreachable)
     error: KbError = loaded.walk().errors["memory"]
     assert error.code == "unreachable"
+    failed = last_job(loaded)
+    assert failed.id > job.id
+    assert (failed.status, failed.error) == ("ROLLBACK", "unreachable: no answer")
+    after = loaded.untouched()
+    assert {t for t in after if after[t] != before[t]} == {"sync_job"}
+
+
+def test_a_source_that_another_process_walks_has_not_failed(loaded: Flow) -> None:
+    job = last_job(loaded)
+    loaded.execute("UPDATE sync_lease SET until = 'infinity', owner = 'elsewhere' WHERE source_id = %(source)s")
+    assert loaded.walk(full=True).errors["memory"].code == "source_busy"
     assert last_job(loaded) == job
