@@ -77,8 +77,8 @@ reconcile_space = define_asset_job(
 
 @op(
     name="remove_old_versions",
-    description="Archives versions beyond those that the space retains and that were replaced over 30 days ago, and "
-    "removes chunks, vectors, objects, cached embeddings and answers that nothing needs, and logs after 90 days. As `kb purge`.",
+    description="Archives versions beyond those that the space retains and that were replaced over 30 days ago, and removes "
+    "chunks, vectors, objects, cached embeddings and answers that nothing needs, and logs after 90 days. As `kb purge`.",
 )
 def remove_old_versions(context: OpExecutionContext, kb: KbResource) -> None:
     engine, space = kb.space(context.partition_key)

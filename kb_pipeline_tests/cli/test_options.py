@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from kb_pipeline.cron import next_time
 from kb_pipeline.cli.options import adapter_options, masked, pairs, truth, whole_number
+from kb_pipeline.cron import next_time
 from kb_pipeline.errors import Misconfigured
 
 
