@@ -32,6 +32,7 @@ STAGES: dict[Node, NodeRunner] = {
     Node.INDEXER: index.run,
 }
 MAX_SAMPLES = 50
+COUNT_EVERY = 20  # batches
 # What every further document would meet as well: work stops, and what was not tried yet keeps its tries.
 STOPPING = frozenset(
     {
@@ -76,22 +77,27 @@ def ingest(
     With one node only, finished tasks go back to the queue, where the next node's run finds them.
     """
     report = IngestReport()
+    total = batches = 0
     retried(lambda: _ensure_log(engine), idempotent=True)
     while limit is None or report.tasks < limit:
         if engine.stop.is_set():
             report.stopped = Stopped()
             return report
         wanted = engine.limits.batch_size if limit is None else min(engine.limits.batch_size, limit - report.tasks)
-        claims, left = retried(lambda wanted=wanted: _claim(engine, space, wanted, nodes))  # type: ignore[misc]
+        claims = retried(lambda wanted=wanted: _claim(engine, space, wanted, nodes))  # type: ignore[misc]
         if not claims:
             return report
+        if batches % COUNT_EVERY == 0:
+            total = report.tasks + _count(engine, space)
+        batches += 1
         report.tasks += len(claims)
         with _heartbeat(engine, claims), _none_left_behind(engine, space, claims):
             for part in _by_bytes(claims, engine.limits.batch_bytes):
                 if engine.stop.is_set():
                     break
                 _flow(engine, space, part, nodes, report)
-                progress(Progress("ingesting", report.published + report.failed, max(left, report.published + report.failed)))
+                done = report.published + report.failed
+                progress(Progress("ingesting", done, max(total, done)))
         if report.stopped is not None:
             return report
     return report
@@ -102,12 +108,18 @@ def _ensure_log(engine: Engine) -> None:
         tasks.ensure_log(c)
 
 
-def _claim(engine: Engine, space: Space, wanted: int, nodes: Sequence[Node]) -> tuple[list[Claim], int]:
-    """Sweep first, so that what is due or abandoned is claimed now. (claims, unfinished tasks in all)."""
+def _claim(engine: Engine, space: Space, wanted: int, nodes: Sequence[Node]) -> list[Claim]:
+    """Sweep first, so that what is due or abandoned is claimed now."""
     with transaction(engine.pool) as c:
         tasks.sweep(c, space)
     with transaction(engine.pool) as c:
-        return tasks.claim(c, space, wanted, engine.limits.lease_seconds, nodes), sum(tasks.waiting(c, space.id).values())
+        return tasks.claim(c, space, wanted, engine.limits.lease_seconds, nodes)
+
+
+def _count(engine: Engine, space: Space) -> int:
+    """Unfinished tasks in all: for the progress display, and too dear at a million to be asked with every claim."""
+    with transaction(engine.pool) as c:
+        return sum(tasks.waiting(c, space.id).values())
 
 
 def _flow(engine: Engine, space: Space, claims: list[Claim], nodes: Sequence[Node], report: IngestReport) -> None:

@@ -23,7 +23,7 @@ ALTER TABLE kb_space ADD COLUMN time_zone text NOT NULL DEFAULT 'UTC';
 -- One row per space and kind of work. due_at is moved before a run is asked for, so that no outcome of a run ends a schedule.
 CREATE TABLE kb_schedule (
     space_id          int NOT NULL REFERENCES kb_space,
-    kind              text NOT NULL CONSTRAINT kb_schedule_kind CHECK (kind IN ('sync', 'sweep', 'reconciliation', 'purge', 'gc', 'ingest')),
+    kind              text NOT NULL CONSTRAINT kb_schedule_kind CHECK (kind IN ('sync', 'sweep', 'reconciliation', 'purge', 'gc', 'quality', 'ingest')),
     due_at            timestamptz,                   -- null: not due until it is marked again
     last_requested_at timestamptz,
     last_success_at   timestamptz,

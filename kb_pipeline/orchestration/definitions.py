@@ -6,7 +6,7 @@ from typing import Any
 from dagster import Definitions, in_process_executor
 
 from kb_pipeline.orchestration.assets import FLOW_ASSETS
-from kb_pipeline.orchestration.checks.quality import check_quality, data_quality
+from kb_pipeline.orchestration.checks.quality import data_quality
 from kb_pipeline.orchestration.jobs import JOBS
 from kb_pipeline.orchestration.lineage import EXTERNAL_ASSETS
 from kb_pipeline.orchestration.reconciliation import index_reconciliation
@@ -26,7 +26,7 @@ def build_defs(overrides: Mapping[str, Any] | None = None) -> Definitions:
     """
     return Definitions(
         assets=ASSETS,
-        jobs=[*JOBS, check_quality],
+        jobs=JOBS,
         schedules=build_schedules(load_settings().time_zone),
         sensors=SENSORS,
         resources={"kb": KbResource(), **(overrides or {})},

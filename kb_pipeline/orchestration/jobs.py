@@ -7,6 +7,7 @@ from dagster import (
     AssetSelection,
     DagsterInstance,
     DagsterRunStatus,
+    Failure,
     HookContext,
     OpExecutionContext,
     RunsFilter,
@@ -16,8 +17,9 @@ from dagster import (
     success_hook,
 )
 
+from kb_pipeline.maintenance.delete_space import delete_space
 from kb_pipeline.maintenance.purge import purge
-from kb_pipeline.maintenance.sweep import compact_index
+from kb_pipeline.maintenance.sweep import compact_index, sweep_removed
 from kb_pipeline.maintenance.vector_gc import collect_vectors as erase_vectors
 from kb_pipeline.orchestration.assets import FLOW_ASSETS
 from kb_pipeline.orchestration.partitions import PARTITION_TAG, SCHEDULE_TAG, SPACES
@@ -26,7 +28,12 @@ from kb_pipeline.store import schedules
 from kb_pipeline.store.database import transaction
 from kb_pipeline.store.schedules import Kind
 
-LAST_STEPS = {"sync_space": "vector_index", "ingest_batch": "vector_index", "reconcile_space": "index_reconciliation"}
+LAST_STEPS = {
+    "sync_space": "vector_index",
+    "ingest_batch": "vector_index",
+    "reconcile_space": "index_reconciliation",
+    "check_quality": "data_quality",
+}
 RUN_BATCH = 100
 
 
@@ -75,6 +82,15 @@ reconcile_space = define_asset_job(
 )
 
 
+check_quality = define_asset_job(
+    "check_quality",
+    selection=AssetSelection.assets("data_quality"),
+    description="Great Expectations over what a space has stored. It reads only. Too slow to stand in the way of a sync.",
+    tags={"kb/job": "check_quality"},
+    hooks={tell_schedule},
+)
+
+
 @op(
     name="remove_old_versions",
     description="Archives versions beyond those that the space retains and that were replaced over 30 days ago, and removes "
@@ -110,6 +126,41 @@ def collect_vectors() -> None:
 
 
 @op(
+    name="finish_deletions",
+    description="Deletes the rest of every space whose deletion has begun and did not end. The same as `kb space remove`.",
+)
+def finish_deletions(context: OpExecutionContext, kb: KbResource) -> None:
+    app = kb.app()
+    for space in app.spaces():
+        if space.status == "DELETING":
+            residue = delete_space(app.engine, space)
+            context.log.info("space %s: left %s", space.key, {k: n for k, n in residue.items() if n} or "nothing")
+            if any(residue.values()):
+                raise Failure(f"something of space {space.key} is still there: run this job again", metadata=dict(residue))
+
+
+@op(
+    name="remove_leftovers",
+    description="Removes again what arrived for a space after its deletion: an upload or an index call that landed late.",
+)
+def remove_leftovers(context: OpExecutionContext, kb: KbResource) -> None:
+    removed = sweep_removed(kb.app().engine)
+    context.add_output_metadata(
+        {"objects": removed.objects, "indexes": removed.indexes, "of_another_database": removed.foreign}
+    )
+
+
+@job(tags={"kb/job": "delete_spaces"}, description="Finishes the deletion of spaces that was begun and interrupted.")
+def delete_spaces() -> None:
+    finish_deletions()
+
+
+@job(tags={"kb/job": "sweep_leftovers"}, description="Looks through the object store and the indexes for deleted spaces.")
+def sweep_leftovers() -> None:
+    remove_leftovers()
+
+
+@op(
     name="delete_old_runs",
     description="Deletes finished runs that have not changed for KB_RUN_RETENTION_DAYS with their event logs, and older ticks "
     "of sensors and schedules. What is true about a space is kept elsewhere and stays.",
@@ -137,5 +188,5 @@ def log_retention() -> None:
     delete_old_runs()
 
 
-SCHEDULED_JOBS: list[Any] = [sync_space, reconcile_space, purge_space, collect_vectors]
-JOBS: list[Any] = [*SCHEDULED_JOBS, ingest_batch, log_retention]
+SCHEDULED_JOBS: list[Any] = [sync_space, reconcile_space, purge_space, collect_vectors, check_quality]
+JOBS: list[Any] = [*SCHEDULED_JOBS, ingest_batch, delete_spaces, sweep_leftovers, log_retention]

@@ -13,6 +13,7 @@ JOBS = {
     Kind.RECONCILIATION: "reconcile_space",
     Kind.PURGE: "purge_space",
     Kind.GC: "collect_vectors",
+    Kind.QUALITY: "check_quality",
 }
 
 

@@ -44,6 +44,10 @@ class KbResource(ConfigurableResource[None]):
         """Keys in order. One that is being deleted is no longer active: nothing can be materialised in it."""
         return [s.key for s in self.app().spaces() if s.status == "ACTIVE"]
 
+    def deleting_spaces(self) -> list[str]:
+        """Keys of spaces whose deletion has begun and not ended."""
+        return [s.key for s in self.app().spaces() if s.status == "DELETING"]
+
     def close(self) -> None:
         self._app = None
         self._stack.close()

@@ -13,7 +13,15 @@ from dagster import (
     schedule,
 )
 
-from kb_pipeline.orchestration.jobs import collect_vectors, log_retention, purge_space, reconcile_space, sync_space
+from kb_pipeline.orchestration.jobs import (
+    check_quality,
+    collect_vectors,
+    log_retention,
+    purge_space,
+    reconcile_space,
+    sweep_leftovers,
+    sync_space,
+)
 from kb_pipeline.orchestration.resources import KbResource
 from kb_pipeline.store import schedules
 from kb_pipeline.store.database import transaction
@@ -47,10 +55,35 @@ def build_schedules(time_zone: str) -> Sequence[ScheduleDefinition]:
             "Every index is compared with the database",
         ),
         ("nightly_purge", "0 3 * * *", purge_space, Kind.PURGE, "Old versions and what nothing refers to are removed"),
+        (
+            "nightly_quality",
+            "30 3 * * *",
+            check_quality,
+            Kind.QUALITY,
+            "What is stored is held against expectations",
+        ),
         ("off_peak_vector_gc", "0 4 * * *", collect_vectors, Kind.GC, "Vectors of chunks that are gone are erased"),
     )
     marking = [_nightly(name, cron, time_zone, job, kind, what) for name, cron, job, kind, what in nightly]
-    return [space_syncs, *marking, _log_retention(time_zone)]
+    return [
+        space_syncs,
+        *marking,
+        _of_the_installation(
+            "nightly_leftovers",
+            "45 3 * * *",
+            time_zone,
+            sweep_leftovers,
+            "What arrived for a deleted space after its deletion is removed. If it is off, late uploads stay.",
+        ),
+        _of_the_installation(
+            "log_retention",
+            "30 4 * * *",
+            time_zone,
+            log_retention,
+            "Finished Dagster runs, their event logs and the history of ticks are deleted after KB_RUN_RETENTION_DAYS. "
+            "If it is off, Dagster's storage grows for ever.",
+        ),
+    ]
 
 
 def _nightly(name: str, cron: str, time_zone: str, job: Any, kind: Kind, what: str) -> ScheduleDefinition:
@@ -70,17 +103,16 @@ def _nightly(name: str, cron: str, time_zone: str, job: Any, kind: Kind, what: s
     return mark
 
 
-def _log_retention(time_zone: str) -> ScheduleDefinition:
+def _of_the_installation(name: str, cron: str, time_zone: str, job: Any, what: str) -> ScheduleDefinition:
     @schedule(
-        name="log_retention",
-        job=log_retention,
-        cron_schedule="30 4 * * *",
+        name=name,
+        job=job,
+        cron_schedule=cron,
         execution_timezone=time_zone,
         default_status=DefaultScheduleStatus.RUNNING,
-        description="Finished Dagster runs, their event logs and the history of ticks are deleted after KB_RUN_RETENTION_DAYS. "
-        "If it is off, Dagster's storage grows for ever.",
+        description=what,
     )
-    def clean(context: ScheduleEvaluationContext) -> RunRequest:
-        return RunRequest(run_key=f"log_retention:{context.scheduled_execution_time.date().isoformat()}")
+    def start(context: ScheduleEvaluationContext) -> RunRequest:
+        return RunRequest(run_key=f"{name}:{context.scheduled_execution_time.date().isoformat()}")
 
-    return clean
+    return start

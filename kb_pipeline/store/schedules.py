@@ -25,6 +25,7 @@ class Kind(StrEnum):
     RECONCILIATION = "reconciliation"
     PURGE = "purge"
     GC = "gc"
+    QUALITY = "quality"
     INGEST = "ingest"  # no schedule: when the queue of a space is tried again after a failed run
 
 

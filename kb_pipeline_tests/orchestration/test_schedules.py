@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from dagster import DagsterInstance, DagsterRunStatus, RunRequest, SkipReason, build_schedule_context
 
+from kb_pipeline.maintenance.delete_space import delete_space
 from kb_pipeline.orchestration.definitions import build_defs
 from kb_pipeline.orchestration.jobs import delete_runs
 from kb_pipeline.orchestration.partitions import SPACE
@@ -26,6 +27,7 @@ NIGHTLY = {
     "nightly_sweep": ("0 2 * * *", Kind.SWEEP),
     "nightly_reconciliation": ("30 2 * * *", Kind.RECONCILIATION),
     "nightly_purge": ("0 3 * * *", Kind.PURGE),
+    "nightly_quality": ("30 3 * * *", Kind.QUALITY),
     "off_peak_vector_gc": ("0 4 * * *", Kind.GC),
 }
 
@@ -79,7 +81,7 @@ def test_log_retention_is_one_run_a_day(instance: DagsterInstance, kb: KbResourc
 
 
 @pytest.mark.parametrize("job, kind", [("sync_space", "sync"), ("sync_space", "sweep"), ("reconcile_space", "reconciliation"),
-                                       ("purge_space", "purge"), ("collect_vectors", "gc")])  # fmt: skip
+                                       ("purge_space", "purge"), ("collect_vectors", "gc"), ("check_quality", "quality")])  # fmt: skip
 def test_job_that_a_schedule_asked_for_notes_its_success(
     app: FakedApp, filled: Space, instance: DagsterInstance, kb: KbResource, job: str, kind: str
 ) -> None:
@@ -127,6 +129,18 @@ def test_finished_runs_are_deleted_when_they_are_old_and_others_never(
 
 def test_log_retention_runs(instance: DagsterInstance, kb: KbResource, app: FakedApp) -> None:
     assert run(kb, instance, "log_retention", None).success
+
+
+def test_what_arrives_after_the_deletion_of_its_space_is_removed_at_night(
+    instance: DagsterInstance, kb: KbResource, app: FakedApp, filled: Space
+) -> None:
+    delete_space(app.engine, filled)
+    late = f"spaces/{filled.id}/docs/1/v1/FETCHER-a1"
+    app.engine.blobs.put_many([(late, b"late")])
+    result = tick("nightly_leftovers", instance, kb)
+    assert isinstance(result, RunRequest) and result.run_key == "nightly_leftovers:2026-03-13"
+    assert run(kb, instance, "sweep_leftovers", None).success
+    assert late not in set(app.engine.blobs.keys("spaces/"))
 
 
 def test_two_syncs_of_one_space_at_once_both_succeed_and_nothing_is_done_twice(

@@ -5,11 +5,12 @@ from dagster import DagsterInstance, DefaultSensorStatus, SensorResult, build_se
 
 from kb_pipeline.errors import Fatal
 from kb_pipeline.maintenance.delete_space import delete_space
+from kb_pipeline.orchestration.definitions import build_defs
 from kb_pipeline.orchestration.partitions import SPACE
 from kb_pipeline.orchestration.resources import KbResource
 from kb_pipeline.orchestration.sensors import space_lifecycle
-from kb_pipeline.store import removal
-from kb_pipeline.store.database import transaction
+from kb_pipeline.store import removal, spaces
+from kb_pipeline.store.database import connection, transaction
 from kb_pipeline_tests.fakes import FakedApp
 
 
@@ -35,7 +36,8 @@ def keys(instance: DagsterInstance) -> set[str]:
 
 
 def test_partitions_follow_the_spaces_within_a_tick(app: FakedApp, instance: DagsterInstance, kb: KbResource) -> None:
-    hr, law = app.add_space("hr"), app.add_space("law")
+    hr = app.add_space("hr")
+    app.add_space("law")
     assert tick(instance, kb) == "added hr, law"
     assert keys(instance) == {"hr", "law"}
 
@@ -46,9 +48,26 @@ def test_partitions_follow_the_spaces_within_a_tick(app: FakedApp, instance: Dag
     assert tick(instance, kb) == "nothing to do: 2 spaces, 2 partitions"
     assert keys(instance) == {"law", "sales"}
 
+
+def test_an_interrupted_deletion_is_finished_by_a_run(app: FakedApp, instance: DagsterInstance, kb: KbResource) -> None:
+    doomed = app.add_space("doomed")
+    tick(instance, kb)
     with transaction(app.pool) as c:
-        removal.begin(c, law.id)
-    assert tick(instance, kb) == "removed law"
+        removal.begin(c, doomed.id)
+    with build_sensor_context(instance=instance, resources={"kb": kb}) as context:
+        result = space_lifecycle(context)
+    assert isinstance(result, SensorResult)
+    (asked,) = result.run_requests or ()
+    assert asked.run_key and asked.run_key.startswith("delete:doomed:")
+    (partitions,) = result.dynamic_partitions_requests or ()
+    assert "doomed" in partitions.partition_keys
+
+    definitions = build_defs({"kb": kb})
+    assert definitions.resolve_job_def("delete_spaces").execute_in_process(instance=instance).success
+    with connection(app.pool) as c:
+        assert spaces.space_by_id(c, doomed.id) is None
+    instance.delete_dynamic_partition(SPACE, "doomed")
+    assert tick(instance, kb).startswith("nothing to do")
 
 
 def test_partition_that_nobody_made_a_space_for_is_removed(app: FakedApp, instance: DagsterInstance, kb: KbResource) -> None:

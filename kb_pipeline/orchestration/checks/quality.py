@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from dagster import (
     AssetCheckResult,
     AssetExecutionContext,
-    AssetSelection,
     Failure,
     MaterializeResult,
     MetadataValue,
@@ -20,7 +19,6 @@ from dagster import (
     TableRecord,
     TableSchema,
     asset,
-    define_asset_job,
 )
 
 from kb_pipeline.engine import Engine
@@ -190,14 +188,6 @@ def data_quality(context: AssetExecutionContext, kb: KbResource) -> MaterializeR
     checks = [_as_check(space, stage, found) for stage, found in judged.items()]
     broken = sum(not v.holds for found in judged.values() for v in found)
     return MaterializeResult(metadata={"expectations": sum(map(len, judged.values())), "broken": broken}, check_results=checks)
-
-
-check_quality = define_asset_job(
-    "check_quality",
-    selection=AssetSelection.assets(data_quality),
-    description="Great Expectations over what a space has stored. It reads only. Too slow to stand in the way of a sync.",
-    tags={"kb/job": "check_quality"},
-)
 
 
 def judge(engine: Engine, space: Space) -> dict[str, list[Verified]]:

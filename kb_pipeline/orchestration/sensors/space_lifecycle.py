@@ -1,25 +1,30 @@
 """Partitions equal the spaces in the database."""
 
+from datetime import UTC, datetime
+
 from dagster import (
     AddDynamicPartitionsRequest,
     DefaultSensorStatus,
     DeleteDynamicPartitionsRequest,
+    RunRequest,
     SensorEvaluationContext,
     SensorResult,
     sensor,
 )
 
+from kb_pipeline.orchestration.jobs import delete_spaces
 from kb_pipeline.orchestration.partitions import SPACE, SPACES
 from kb_pipeline.orchestration.resources import KbResource
 
 
 @sensor(
     name="space_lifecycle",
+    job=delete_spaces,
     minimum_interval_seconds=10,
     default_status=DefaultSensorStatus.RUNNING,
     description="Keeps the partitions equal to the spaces in the database: a space made with `kb space add` appears here "
-    "within one tick, a deleted one leaves. It reads one table and starts no run. If it is off, new spaces are missing in "
-    "the web UI, and nothing else is affected.",
+    "within one tick, a deleted one leaves. A deletion that was interrupted is finished: once an hour until it is. It reads "
+    "one table. If it is off, new spaces are missing in the web UI, and interrupted deletions wait for `kb space remove`.",
 )
 def space_lifecycle(context: SensorEvaluationContext, kb: KbResource) -> SensorResult:
     wanted = kb.active_spaces()
@@ -32,4 +37,8 @@ def space_lifecycle(context: SensorEvaluationContext, kb: KbResource) -> SensorR
         requests.append(SPACES.build_delete_request(removed))
     changes = [f"{verb} {', '.join(keys)}" for verb, keys in (("added", added), ("removed", removed)) if keys]
     message = "; ".join(changes) if changes else f"nothing to do: {len(wanted)} spaces, {len(have)} partitions"
-    return SensorResult(skip_reason=message, dynamic_partitions_requests=requests)
+    runs = []
+    if begun := kb.deleting_spaces():
+        message += f"; being deleted: {', '.join(begun)}"
+        runs.append(RunRequest(f"delete:{','.join(begun)}:{datetime.now(UTC):%Y-%m-%dT%H}"))
+    return SensorResult(runs, skip_reason=None if runs else message, dynamic_partitions_requests=requests)
