@@ -61,8 +61,9 @@ def _forget_embeddings(engine: Engine, space: Space) -> None:
         after, n = 0, HASHES
         while n == HASHES:
             with transaction(engine.pool) as c:
+                before = retention.clock(c)  # before the look: whoever pins a text from here on keeps it
                 n, after = retention.stage_of_space(c, space.id, shard, after, HASHES)
-                retention.forget_staged(c, space.model_id, retention.clock(c))
+                retention.forget_staged(c, space.model_id, before)
 
 
 def _clear_shards(engine: Engine, space: Space) -> None:

@@ -3,7 +3,7 @@
 Functions that decide about versions and chunks want the document locked in an earlier statement of the same transaction.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -68,15 +68,23 @@ def stage_of_space(c: Connection, space_id: int, shard: int, after: int, limit: 
     """Texts of a space, behind the chunk ``after``, that no other space has: how many chunks were read, and the last."""
     c.execute(SQL.stage)
     row = one(c.execute(SQL.of_space, {"space": space_id, "shard": shard, "after": after, "limit": limit}))
-    for other in c.execute(SQL.shards).fetchall():
-        c.execute(SQL.spare_elsewhere, {"shard": other.shard, "space": space_id})
+    for other in every_shard(c):
+        c.execute(SQL.spare_elsewhere, {"shard": other, "space": space_id})
     return row.n, row.last
 
 
 def spare_living(c: Connection) -> None:
     """Candidates that a chunk of any space refers to are none, shard by shard."""
-    for row in c.execute(SQL.shards).fetchall():
-        c.execute(SQL.spare_living, {"shard": row.shard})
+    for shard in every_shard(c):
+        c.execute(SQL.spare_living, {"shard": shard})
+
+
+def every_shard(c: Connection) -> Iterator[int]:
+    """All over again if a space has moved meanwhile: its rows may have been in neither place when it was looked at."""
+    before, now = None, one(c.execute(SQL.places)).of_all
+    while before != now:
+        yield from (r.shard for r in c.execute(SQL.shards).fetchall())
+        before, now = now, one(c.execute(SQL.places)).of_all
 
 
 def forget_staged(c: Connection, model_id: int, before: datetime) -> int:

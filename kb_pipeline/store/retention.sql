@@ -56,6 +56,9 @@ DELETE FROM stage_unused u USING kb_chunk c WHERE c.shard = %(shard)s::int AND c
 -- name: shards
 SELECT shard FROM kb_shard WHERE state <> 'SPARE' ORDER BY shard
 
+-- name: places
+SELECT md5(string_agg(concat_ws(':', id, shard, left_shard), ',' ORDER BY id)) AS of_all FROM kb_space
+
 -- name: spare_living
 DELETE FROM stage_unused u USING kb_chunk c WHERE c.shard = %(shard)s::int AND c.content_hash = u.content_hash
 

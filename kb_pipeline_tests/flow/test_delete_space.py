@@ -1,12 +1,13 @@
 """A space that is deleted while workers and walks are still at it: nothing of it comes back."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from kb_pipeline.errors import Rejected, Transient
 from kb_pipeline.maintenance.delete_space import delete_space
-from kb_pipeline.store import spaces
+from kb_pipeline.store import embeddings, retention, spaces
 from kb_pipeline.store.database import transaction
 from kb_pipeline_tests.fakes import Gate, MemoryIndex
 from kb_pipeline_tests.flow.scenario import Flow, article
@@ -75,6 +76,29 @@ def test_a_space_made_again_under_the_same_key_is_out_of_reach_of_an_old_worker(
     with transaction(published.app.pool) as c:
         assert c.execute("SELECT count(*) AS n FROM kb_chunk WHERE space_id = %s", (again.id,)).fetchone().n == 0  # type: ignore[union-attr]
         assert spaces.lock_shared(c, published.space) is None
+
+
+def test_a_vector_that_somebody_takes_up_while_its_space_is_deleted_stays(
+    published: Flow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The chunk and the pin come after the look at the chunks of other spaces, and before the deletion."""
+    model = published.space.model_id
+    look = retention.stage_of_space
+    (text, *_) = [
+        bytes(r.content_hash) for r in published.execute("SELECT content_hash FROM kb_chunk WHERE space_id = %(space)s")
+    ]
+
+    def look_and_be_late(*values: Any) -> tuple[int, int]:
+        seen = look(*values)
+        with transaction(published.app.pool) as c:
+            assert embeddings.pin(c, model, [text]) == {text}
+        return seen
+
+    other = published.app.add_space("other")  # with an active space of the model its unused vectors are not all forgotten
+    monkeypatch.setattr(retention, "stage_of_space", look_and_be_late)
+    delete_space(published.engine, published.space)
+    kept = published.execute("SELECT content_hash FROM kb_embedding WHERE model_id = %(model)s", model=other.model_id)
+    assert text in {bytes(r.content_hash) for r in kept}
 
 
 def test_cached_vectors_go_with_their_space_unless_another_has_the_text(make_flow: Callable[..., Flow]) -> None:

@@ -159,11 +159,37 @@ RULES = (
         (
             Edit(
                 "kb_pipeline/store/retention.py",
-                '        c.execute(SQL.spare_elsewhere, {"shard": other.shard, "space": space_id})\n',
+                '        c.execute(SQL.spare_elsewhere, {"shard": other, "space": space_id})\n',
                 "        pass\n",
             ),
         ),
         ("flow/test_delete_space.py::test_cached_vectors_go_with_their_space_unless_another_has_the_text",),
+    ),
+    Rule(
+        "cache.moved",
+        "a look at the chunks of all shards begins again when a space has moved meanwhile",
+        "the moved space's chunks lose their vectors",
+        (
+            Edit(
+                "kb_pipeline/store/retention.py",
+                "        before, now = now, one(c.execute(SQL.places)).of_all\n",
+                "        before = now\n",
+            ),
+        ),
+        ("maintenance/test_purge.py::test_a_space_that_moves_to_its_own_shard_during_the_look_is_looked_at_again",),
+    ),
+    Rule(
+        "cache.clock_first",
+        "a deleted space takes the time before it looks at other spaces' chunks",
+        "a text that another space takes up after the look loses its vector",
+        (
+            Edit(
+                "kb_pipeline/maintenance/delete_space.py",
+                "retention.forget_staged(c, space.model_id, before)",
+                "retention.forget_staged(c, space.model_id, retention.clock(c))",
+            ),
+        ),
+        ("flow/test_delete_space.py::test_a_vector_that_somebody_takes_up_while_its_space_is_deleted_stays",),
     ),
     Rule(
         "cache.model",
