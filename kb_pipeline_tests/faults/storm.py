@@ -342,7 +342,7 @@ class Storm:
             ("deleted_by_hand", lambda: self._delete(app, place, row, chance)),
         ]
         name, act = chance.choice(acts)
-        self.done[name] += bool(act())
+        self.done[name] += bool(retried(act))
 
     def _expire(self, app: StormApp, space: Space) -> bool:
         """Of the task that has been worked on for the longest. The zombie goes on; its deaths are not counted, or its document
