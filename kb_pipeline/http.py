@@ -45,12 +45,17 @@ _SECRETS = (
 
 def scrub(text: str, secrets: tuple[str, ...] = ()) -> str:
     """Text of another system on one line, without credentials and signed URLs, at most SHOWN_CHARS characters."""
+    text = " ".join(without_secrets(text, secrets).split())
+    return text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "..."
+
+
+def without_secrets(text: str, secrets: tuple[str, ...] = ()) -> str:
+    """All of it, but for ``secrets`` and what looks like a credential or a signed URL."""
     for secret in secrets:
         text = text.replace(secret, "...")
     for pattern, replacement in _SECRETS:
         text = pattern.sub(replacement, text)
-    text = " ".join(text.split())
-    return text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "..."
+    return text
 
 
 @dataclass(frozen=True, slots=True)

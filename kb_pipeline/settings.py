@@ -37,6 +37,7 @@ class Settings:
     own_shard_chunks: int = _setting(20_000, "a space with more chunks gets a shard of its own")
     fanout_tasks: int = _setting(2000, "waiting tasks of a space for which one more run works beside the others")
     fanout_runs: int = _setting(4, "runs that work side by side in one space at most, 1 to 50")
+    split_nodes: bool = _setting(False, "waiting documents are embedded and indexed by runs of their own")
     time_zone: str = _setting("UTC", "of the nightly schedules, as in `Europe/Berlin`; a space's own is set with the space")
     run_retention_days: int = _setting(30, "finished Dagster runs and their logs are deleted when they are older")
     answer_log: bool = _setting(True, "keep question, principals and chunk ids of every answer")
@@ -44,6 +45,8 @@ class Settings:
     service_port: int = _setting(8080, "port of `/healthz`, `/livez` and `/metrics`")
     drain_seconds: int = _setting(30, "how long `kb up` lets running work end in order, 5 or more")
     child_memory_mb: int = _setting(2048, "`kb up` restarts a web server or daemon that grew beyond it; 0: never")
+    alert_urls: str = _setting("", "channels that alerts are sent to: apprise URLs, or references to them, separated by commas")
+    alert_link: str = _setting("", "where people reach the web UI, for links in alerts; empty: `http://127.0.0.1:KB_WEB_PORT`")
     log_level: str = _setting("WARNING", "of the log lines on stderr")
 
     @property
@@ -134,6 +137,7 @@ def _checked(s: Settings) -> Settings:
             s.database_url[:13] in ("", "postgresql://") or s.database_url.startswith("postgres://"),
             "postgresql://...",
         ),
+        ("alert_link", not s.alert_link or s.alert_link.startswith(("http://", "https://")), "http://... or https://..."),
         ("blobs", s.blobs.split(":")[0] in ("", "file", "s3"), "file:PATH or s3://BUCKET/PREFIX"),
     ):
         if not ok:

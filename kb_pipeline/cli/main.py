@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from kb_pipeline import __version__
-from kb_pipeline.cli import answer, demo, doc, init, search, source, space, status, sync, task, up, upkeep
+from kb_pipeline.cli import alerts, answer, demo, doc, init, search, source, space, status, sync, task, up, upkeep
 from kb_pipeline.cli.output import Output, forgive_encodings, printable
 from kb_pipeline.cli.session import COULD_NOT, USAGE, Session
 from kb_pipeline.errors import KbError, Misconfigured, MissingExtra
@@ -29,7 +29,7 @@ for module in (init, demo, up, sync, search, answer, status):
     app.command(module.NAME)(module.command)
 for name, command in upkeep.COMMANDS.items():
     app.command(name)(command)
-for noun in (space, source, task, doc):
+for noun in (space, source, task, doc, alerts):
     app.add_typer(noun.app, name=noun.NAME)
 
 

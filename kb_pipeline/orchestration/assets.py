@@ -224,7 +224,9 @@ def _core(kb: KbResource, key: str) -> Iterator[tuple[Engine, Space]]:
 
 def _work(context: AssetExecutionContext, engine: Engine, space: Space, node: Node) -> IngestReport:
     """Everything that waits at ``node``. Raises Failure for what stops the node as a whole, never for a document."""
-    report = ingest(engine, space, nodes=(node,)) if pending(engine, space) else IngestReport()
+    # What a run that died had not fetched yet is fetched here: no worker's run begins further up.
+    nodes = (Node.FETCHER, node) if node is Node.PARSER else (node,)
+    report = ingest(engine, space, nodes=nodes) if pending(engine, space) else IngestReport()
     if report.failed:
         context.log.warning("%d of %d documents failed: see failed_documents", report.failed, report.tasks)
     stopped = report.stopped

@@ -22,7 +22,7 @@ from kb_pipeline.maintenance.purge import purge
 from kb_pipeline.maintenance.sweep import compact_index, sweep_removed
 from kb_pipeline.maintenance.vector_gc import collect_vectors as erase_vectors
 from kb_pipeline.orchestration.assets import FLOW_ASSETS
-from kb_pipeline.orchestration.partitions import PARTITION_TAG, SCHEDULE_TAG, SPACES
+from kb_pipeline.orchestration.partitions import PARTITION_TAG, SCHEDULE_TAG, SPACES, WORKER_JOBS
 from kb_pipeline.orchestration.resources import KbResource
 from kb_pipeline.store import schedules
 from kb_pipeline.store.database import transaction
@@ -31,6 +31,7 @@ from kb_pipeline.store.schedules import Kind
 LAST_STEPS = {
     "sync_space": "vector_index",
     "ingest_batch": "vector_index",
+    "index_batch": "vector_index",
     "reconcile_space": "index_reconciliation",
     "check_quality": "data_quality",
 }
@@ -43,7 +44,7 @@ def tell_schedule(context: HookContext) -> None:
     run = context.instance.get_run_by_id(context.run_id)
     if run is None or context.op.name != LAST_STEPS.get(context.job_name):
         return
-    kind = Kind.INGEST.value if context.job_name == "ingest_batch" else run.tags.get(SCHEDULE_TAG)
+    kind = Kind.INGEST.value if context.job_name in WORKER_JOBS else run.tags.get(SCHEDULE_TAG)
     if kind in list(Kind) and PARTITION_TAG in run.tags:
         _succeeded(context.resources.kb, run.tags[PARTITION_TAG], Kind(kind))
 
@@ -67,8 +68,26 @@ ingest_batch = define_asset_job(
     "ingest_batch",
     selection=AssetSelection.assets(*FLOW_ASSETS[1:]),
     description="Takes what already waits in one space's queue to the vector index, without asking its sources. For tasks "
-    "that were due again, retried by hand, or left by a run that died. Several of them work on one space side by side.",
+    "that were due again, retried by hand, or left by a run that died. Several of them work on one space side by side. With "
+    "KB_SPLIT_NODES, what sensors ask for ends with the chunks.",
     tags={"kb/job": "ingest_batch"},
+    hooks={tell_schedule},
+)
+
+embed_batch = define_asset_job(
+    "embed_batch",
+    selection=AssetSelection.assets("embeddings"),
+    description="Embeds what waits for it in one space. Sensors ask for it with KB_SPLIT_NODES only, so that machines with a "
+    "model do nothing else.",
+    tags={"kb/job": "embed_batch"},
+    hooks={tell_schedule},
+)
+
+index_batch = define_asset_job(
+    "index_batch",
+    selection=AssetSelection.assets("vector_index"),
+    description="Indexes and publishes what is embedded in one space. Sensors ask for it with KB_SPLIT_NODES only.",
+    tags={"kb/job": "index_batch"},
     hooks={tell_schedule},
 )
 
@@ -189,4 +208,4 @@ def log_retention() -> None:
 
 
 SCHEDULED_JOBS: list[Any] = [sync_space, reconcile_space, purge_space, collect_vectors, check_quality]
-JOBS: list[Any] = [*SCHEDULED_JOBS, ingest_batch, delete_spaces, sweep_leftovers, log_retention]
+JOBS: list[Any] = [*SCHEDULED_JOBS, ingest_batch, embed_batch, index_batch, delete_spaces, sweep_leftovers, log_retention]

@@ -1,12 +1,16 @@
 """Runs that sensors ask for, and the words of their ticks."""
 
+from dataclasses import dataclass
 from typing import Any
 
-from dagster import RunRequest
+from dagster import AssetKey, RunRequest
 
-from kb_pipeline.orchestration.partitions import PRIORITY_TAG, SCHEDULE_TAG, SLOT_TAG, SYNC_TAG
+from kb_pipeline.orchestration.assets import EMBEDDING_POOL, INDEX_POOL
+from kb_pipeline.orchestration.partitions import NODE_TAG, PRIORITY_TAG, SCHEDULE_TAG, SLOT_TAG, SYNC_TAG
+from kb_pipeline.states import FLOW, Node
 from kb_pipeline.store.schedules import Kind
 
+QUEUE_TAG = "dagster-celery/queue"  # only the Celery launcher reads it
 JOBS = {
     Kind.SYNC: "sync_space",
     Kind.SWEEP: "sync_space",
@@ -23,10 +27,39 @@ def request_sync(space: str, run_key: str, *, reason: str, source: str = "") -> 
     return RunRequest(run_key, partition_key=space, job_name="sync_space", tags=tags, run_config=sync_config(source=source))
 
 
-def request_worker(space: str, run_key: str, slot: int) -> RunRequest:
+@dataclass(frozen=True)
+class Part:
+    """What a worker's run takes of the flow. ``name`` is its tag, and empty for a run that takes all of it; ``nodes``: where
+    the documents stand that it is for. A Celery queue of its own lets it run on machines of its own."""
+
+    name: str
+    job: str
+    nodes: frozenset[Node]
+    assets: tuple[str, ...] = ()  # of the job; empty: all
+    queue: str = ""
+
+
+WHOLE = Part("", "ingest_batch", frozenset(FLOW))
+SPLIT = (
+    Part("ingest", "ingest_batch", frozenset({Node.FETCHER, Node.PARSER, Node.CHUNKER}), ("parsed_documents", "chunks")),
+    Part("embedding", "embed_batch", frozenset({Node.EMBEDDING}), queue=EMBEDDING_POOL),
+    Part("index", "index_batch", frozenset({Node.INDEXER}), queue=INDEX_POOL),
+)
+
+
+def request_worker(space: str, run_key: str, slot: int, part: Part = WHOLE) -> RunRequest:
     """One more run on the queue of a space. No two runs of a slot work at a time."""
-    tags = {SLOT_TAG: f"{space}/{slot}", PRIORITY_TAG: "1", "kb/reason": "waiting"}
-    return RunRequest(run_key, partition_key=space, job_name="ingest_batch", tags=tags)
+    tags = {SLOT_TAG: slot_of(space, part, slot), PRIORITY_TAG: "1", "kb/reason": "waiting"}
+    if part.name:
+        tags[NODE_TAG] = part.name
+    if part.queue:
+        tags[QUEUE_TAG] = part.queue
+    chosen = [AssetKey(name) for name in part.assets] or None
+    return RunRequest(run_key, partition_key=space, job_name=part.job, tags=tags, asset_selection=chosen)
+
+
+def slot_of(space: str, part: Part, slot: int) -> str:
+    return f"{space}/{part.name}/{slot}" if part.name else f"{space}/{slot}"
 
 
 def request_scheduled(space: str, run_key: str, kind: Kind) -> RunRequest:

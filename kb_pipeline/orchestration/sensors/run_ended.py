@@ -15,7 +15,7 @@ from dagster import (
     sensor,
 )
 
-from kb_pipeline.orchestration.partitions import PARTITION_TAG, SCHEDULE_TAG
+from kb_pipeline.orchestration.partitions import PARTITION_TAG, SCHEDULE_TAG, WORKER_JOBS
 from kb_pipeline.orchestration.requests import told
 from kb_pipeline.orchestration.resources import KbResource
 from kb_pipeline.store import schedules, tasks, waiting, walks
@@ -78,7 +78,7 @@ def _failure(instance: DagsterInstance, run_id: str) -> str:
 
 
 def _tell_schedule(app: App, run: DagsterRun) -> None:
-    kind = Kind.INGEST.value if run.job_name == "ingest_batch" else run.tags.get(SCHEDULE_TAG)
+    kind = Kind.INGEST.value if run.job_name in WORKER_JOBS else run.tags.get(SCHEDULE_TAG)
     if kind in list(Kind) and PARTITION_TAG in run.tags:
         with transaction(app.pool) as c:
             schedules.failed(c, run.tags[PARTITION_TAG], Kind(kind))
