@@ -24,7 +24,7 @@ from kb_pipeline_tests.flow.scenario import Flow, article
 from kb_pipeline_tests.history.past import shift
 
 
-@pytest.mark.parametrize(("index", "updates"), [(None, 80), (SharedIndex, 40)], ids=["in_the_database", "outside"])
+@pytest.mark.parametrize(("index", "updates"), [(None, 50), (SharedIndex, 30)], ids=["in_the_database", "outside"])
 def test_every_answer_during_updates_is_one_whole_version(
     settings: Settings, database_url: str, index: type[MemoryIndex] | None, updates: int
 ) -> None:
