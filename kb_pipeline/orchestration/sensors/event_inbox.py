@@ -17,7 +17,7 @@ MOST_RUNS = 20
 
 @sensor(
     job=sync_space,
-    minimum_interval_seconds=5,
+    minimum_interval_seconds=10,
     default_status=DefaultSensorStatus.RUNNING,
     description="Starts `sync_space` for sources that sent a webhook or an upload. An event stays in the inbox until a pass "
     "that began after it has completed, so that none is lost with a run or a daemon; a pass in vain is repeated after 30 "

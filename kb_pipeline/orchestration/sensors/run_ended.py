@@ -30,7 +30,7 @@ MOST_RUNS = 100
 
 
 @sensor(
-    minimum_interval_seconds=10,
+    minimum_interval_seconds=15,
     default_status=DefaultSensorStatus.RUNNING,
     description="Gives the tasks and sources that a failed or cancelled run still holds back at once, instead of when their "
     "leases end, and counts it for the schedule that had asked for it. Only where the process of the run died is that counted "
@@ -38,12 +38,14 @@ MOST_RUNS = 100
 )
 def run_ended(context: SensorEvaluationContext, kb: KbResource) -> SensorResult:
     app = kb.app()
-    held, sources = _release(app, context.instance)
+    held, sources, dead = _release(app, context.instance)
     since = datetime.fromisoformat(context.cursor) if context.cursor else datetime.now(UTC)
     filters = RunsFilter(statuses=FAILED, updated_after=since)
     records = context.instance.get_run_records(filters, limit=MOST_RUNS, order_by="update_timestamp", ascending=True)
     for record in records:
-        _tell_schedule(app, record.dagster_run)
+        # What a dead worker held is done by another one at once: that each death counts against a document is bound enough.
+        if not (record.dagster_run.run_id in dead and record.dagster_run.job_name in WORKER_JOBS):
+            _tell_schedule(app, record.dagster_run)
     cursor = records[-1].update_timestamp.replace(tzinfo=UTC) if records else since
     message = told(
         (held, "tasks given back to the queue"),
@@ -54,18 +56,25 @@ def run_ended(context: SensorEvaluationContext, kb: KbResource) -> SensorResult:
     return SensorResult(skip_reason=SkipReason(message), cursor=cursor.isoformat())
 
 
-def _release(app: App, instance: DagsterInstance) -> tuple[int, int]:
-    """By what is held and not by what has ended, so that a run that ended while nobody looked is found as well."""
+def _release(app: App, instance: DagsterInstance) -> tuple[int, int, set[str]]:
+    """By what is held and not by what has ended, so that a run that ended while nobody looked is found as well.
+
+    Tasks and sources that were held, and the runs whose processes died with tasks in their hands.
+    """
     with connection(app.pool) as c:
         run_ids = waiting.working_runs(c, MOST_RUNS)
     held = sources = 0
+    dead = set()
     for run in instance.get_runs(RunsFilter(run_ids=run_ids)) if run_ids else ():
         if run.status in ENDED:
             died = run.status is DagsterRunStatus.FAILURE and _failure(instance, run.run_id) not in IN_ORDER
             with transaction(app.pool) as c:
-                held += tasks.release_run(c, run.run_id, died=died)
+                given = tasks.release_run(c, run.run_id, died=died)
                 sources += walks.release_run(c, run.run_id)
-    return held, sources
+            held += given
+            if died and given:
+                dead.add(run.run_id)
+    return held, sources, dead
 
 
 def _failure(instance: DagsterInstance, run_id: str) -> str:

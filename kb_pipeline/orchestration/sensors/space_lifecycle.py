@@ -20,7 +20,7 @@ from kb_pipeline.orchestration.resources import KbResource
 @sensor(
     name="space_lifecycle",
     job=delete_spaces,
-    minimum_interval_seconds=10,
+    minimum_interval_seconds=15,
     default_status=DefaultSensorStatus.RUNNING,
     description="Keeps the partitions equal to the spaces in the database: a space made with `kb space add` appears here "
     "within one tick, a deleted one leaves. A deletion that was interrupted is finished: once an hour until it is. It reads "

@@ -22,7 +22,7 @@ MOST_SPACES = 60
 
 @sensor(
     jobs=[ingest_batch, embed_batch, index_batch],
-    minimum_interval_seconds=5,
+    minimum_interval_seconds=10,
     default_status=DefaultSensorStatus.RUNNING,
     description="Starts `ingest_batch` for spaces where documents wait and nobody works on them: failures that are due again, "
     "what a dead worker left, retries by hand. A space with more than KB_FANOUT_TASKS waiting tasks gets several runs side by "
