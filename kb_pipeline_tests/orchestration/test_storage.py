@@ -1,0 +1,55 @@
+"""Dagster's storage keeps its connections, and does not notice when the server ends one."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from dagster import DagsterInstance
+
+from kb_pipeline.orchestration.partitions import SPACE
+
+SHIPPED = Path(__file__).parents[2] / "dagster.yaml"
+OURS = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+
+
+@pytest.fixture
+def instance(database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DagsterInstance]:
+    """Of the shipped file."""
+    found = psycopg.conninfo.conninfo_to_dict(database_url)
+    names = {"HOST": "host", "PORT": "port", "USER": "user", "PASSWORD": "password", "DB": "dbname"}
+    for name, key in names.items():
+        monkeypatch.setenv(f"DAGSTER_PG_{name}", str(found[key]))
+    monkeypatch.setenv("KB_FANOUT_RUNS", "4")
+    (tmp_path / "dagster.yaml").write_text(SHIPPED.read_text(encoding="utf-8"), encoding="utf-8")
+    with DagsterInstance.from_config(str(tmp_path)) as opened:
+        yield opened
+
+
+def backends(url: str) -> set[int]:
+    with psycopg.connect(url) as c:
+        return {row[0] for row in c.execute(OURS).fetchall()}
+
+
+def work(instance: DagsterInstance) -> Any:
+    instance.add_dynamic_partitions(SPACE, ["hr"])
+    return instance.get_dynamic_partitions(SPACE), instance.get_runs(limit=1), instance.all_instigator_state()
+
+
+def test_statements_share_the_connections_of_a_process(instance: DagsterInstance, database_url: str) -> None:
+    work(instance)
+    before = backends(database_url)
+    for _ in range(5):
+        work(instance)
+    assert backends(database_url) == before and 1 <= len(before) <= 3
+
+
+def test_a_connection_that_the_server_ended_is_replaced_unnoticed(instance: DagsterInstance, database_url: str) -> None:
+    work(instance)
+    before = backends(database_url)
+    with psycopg.connect(database_url, autocommit=True) as c:
+        for pid in before:
+            c.execute("SELECT pg_terminate_backend(%s, 5000)", [pid])
+    assert work(instance)[0] == ["hr"]
+    assert not backends(database_url) & before
