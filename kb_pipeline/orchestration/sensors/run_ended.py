@@ -59,7 +59,7 @@ def run_ended(context: SensorEvaluationContext, kb: KbResource) -> SensorResult:
 def _release(app: App, instance: DagsterInstance) -> tuple[int, int, set[str]]:
     """By what is held and not by what has ended, so that a run that ended while nobody looked is found as well.
 
-    Tasks and sources that were held, and the runs whose processes died with tasks in their hands.
+    Tasks and sources that were held, and the runs whose processes died with something in their hands.
     """
     with connection(app.pool) as c:
         run_ids = waiting.working_runs(c, MOST_RUNS)
@@ -69,10 +69,9 @@ def _release(app: App, instance: DagsterInstance) -> tuple[int, int, set[str]]:
         if run.status in ENDED:
             died = run.status is DagsterRunStatus.FAILURE and _failure(instance, run.run_id) not in IN_ORDER
             with transaction(app.pool) as c:
-                given = tasks.release_run(c, run.run_id, died=died)
+                held += tasks.release_run(c, run.run_id, died=died)
                 sources += walks.release_run(c, run.run_id)
-            held += given
-            if died and given:
+            if died:
                 dead.add(run.run_id)
     return held, sources, dead
 
