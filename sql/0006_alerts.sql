@@ -13,7 +13,6 @@ CREATE TABLE kb_alert (
     resolved_at timestamptz
 );
 CREATE UNIQUE INDEX kb_alert_open ON kb_alert (coalesce(space_id, 0), kind, subject) WHERE resolved_at IS NULL;
-CREATE INDEX kb_alert_unsent ON kb_alert (id) WHERE resolved_at IS NULL AND notified_at IS NULL;
 CREATE INDEX kb_alert_space ON kb_alert (space_id, resolved_at);
 
 CREATE TABLE kb_reconciliation (

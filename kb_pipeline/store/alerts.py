@@ -66,13 +66,8 @@ def open_alerts(c: Connection, space_id: int | None = None) -> list[Alert]:
     return [_alert(r) for r in c.execute(SQL.open, {"space": space_id})]
 
 
-def unsent(c: Connection, limit: int) -> list[Alert]:
-    """Open records that nobody was told of, locked: several notifiers share them. An observer does not wait for the lock."""
-    return [_alert(r) for r in c.execute(SQL.unsent, {"limit": limit})]
-
-
 def mark_sent(c: Connection, ids: Sequence[int]) -> None:
-    """Told once: a record that persists is not sent again. A cause that comes back after it was resolved is another record."""
+    """When somebody was first told of each, on whichever channel."""
     c.execute(SQL.mark_sent, {"ids": list(ids)})
 
 

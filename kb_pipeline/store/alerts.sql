@@ -57,10 +57,6 @@ RETURNING a.id, (SELECT s.key FROM kb_space s WHERE s.id = a.space_id) AS space,
 SELECT a.id, s.key AS space, a.kind, a.subject, a.message, a.first_at AS since FROM kb_alert a LEFT JOIN kb_space s ON s.id = a.space_id
 WHERE a.resolved_at IS NULL AND (%(space)s::int IS NULL OR a.space_id = %(space)s::int) ORDER BY a.first_at, a.id
 
--- name: unsent
-SELECT a.id, (SELECT s.key FROM kb_space s WHERE s.id = a.space_id) AS space, a.kind, a.subject, a.message, a.first_at AS since FROM kb_alert a
-WHERE a.resolved_at IS NULL AND a.notified_at IS NULL ORDER BY a.id LIMIT %(limit)s FOR UPDATE OF a SKIP LOCKED
-
 -- name: mark_sent
 UPDATE kb_alert SET notified_at = clock_timestamp() WHERE id = ANY(%(ids)s::bigint[]) AND notified_at IS NULL
 

@@ -191,48 +191,6 @@ def test_a_cause_that_persists_is_one_record_whose_last_time_moves(shelf: Shelf)
     assert second.last_at > first.last_at
 
 
-def test_what_is_sent_is_sent_once_and_again_only_after_it_was_gone(shelf: Shelf) -> None:
-    def send() -> list[str]:
-        with transaction(shelf.pool) as c:
-            found = alerts.unsent(c, 10)
-            alerts.mark_sent(c, [a.id for a in found])
-            return [a.subject for a in found]
-
-    reconciled(shelf, 3)
-    observe(shelf)
-    assert send() == [shelf.space.key]
-    observe(shelf)
-    reconciled(shelf, 4)
-    observe(shelf)
-    assert send() == []
-    reconciled(shelf, 0)
-    observe(shelf)
-    reconciled(shelf, 3)
-    assert len(observe(shelf)) == 1
-    assert send() == [shelf.space.key]
-
-
-def test_what_is_resolved_before_it_was_sent_is_not_sent(shelf: Shelf) -> None:
-    reconciled(shelf, 3)
-    observe(shelf)
-    reconciled(shelf, 0)
-    observe(shelf)
-    with transaction(shelf.pool) as c:
-        assert alerts.unsent(c, 10) == []
-
-
-def test_two_notifiers_share_and_an_observer_does_not_wait_for_them(shelf: Shelf) -> None:
-    reconciled(shelf, 3)
-    dead(shelf, "a.md")
-    observe(shelf)
-    with transaction(shelf.pool) as one:
-        (mine,) = alerts.unsent(one, 1)
-        with transaction(shelf.pool) as two:
-            assert [a.id != mine.id for a in alerts.unsent(two, 10)] == [True]
-        with transaction(shelf.pool, lock_seconds=0.2) as c:
-            assert alerts.observe(c) == []
-
-
 def test_two_observers_at_once_open_one_record(shelf: Shelf) -> None:
     reconciled(shelf, 3)
     found: list[list[Alert]] = []

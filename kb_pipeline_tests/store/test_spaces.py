@@ -150,6 +150,8 @@ def test_two_promotions_of_one_space_take_one_shard(small: FakedApp, pool: Pool)
     with transaction(pool) as c:
         (owned,) = c.execute("SELECT count(*) FROM kb_shard WHERE space_id = %s", [shelf.space.id]).fetchone()  # type: ignore[misc]
     assert owned == 1
+    with transaction(pool) as c:
+        assert spaces.promote(c, shelf.space) is None  # nor later, however many chunks there are
 
 
 def test_promotions_at_once_take_different_shards_and_spares_are_replenished(small: FakedApp, pool: Pool) -> None:
