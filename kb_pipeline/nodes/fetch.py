@@ -43,12 +43,22 @@ def run(engine: Engine, space: Space, claims: Sequence[Claim], started: datetime
         for _, data in files:
             data.close()
 
+    if lost := sorted({claim.source_id for claim, e in errors if e.code == "gone"}):
+        _list_again(engine, lost)
+
     def save(c: Connection, fence: Fence) -> dict[int, Json]:
         kept = [rows[x.doc_id] for x in fence.claims]
         versions.save_fetched(c, kept)
         return {x.task_id: {"bytes": rows[x.doc_id].raw_bytes, "sha256": rows[x.doc_id].raw_sha256.hex()} for x in fence.claims}
 
     return commit(engine, space, started, claims, errors, save)
+
+
+def _list_again(engine: Engine, source_ids: Sequence[int]) -> None:
+    """What vanished before it was read may come back as it was: an equal listing does not say any more that nothing changed."""
+    with transaction(engine.pool) as c:
+        for source_id in source_ids:
+            sources.forget_digest(c, source_id)
 
 
 def _fetch(engine: Engine, space: Space, source: Source, claim: Claim, listed: str) -> tuple[versions.Fetched, BinaryIO]:

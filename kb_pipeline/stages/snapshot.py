@@ -56,7 +56,7 @@ def classify(items: Iterable[Item], known: dict[str, Known]) -> Classified:
         old = known.get(item.external_id)
         if old is None:
             page.new.append(item)
-        elif old.revision == item.revision:
+        elif old.revision == item.revision and old.error_code != "gone":  # gone when it was read, and here again
             page.unchanged.append((item, old))
         else:
             page.changed.append((item, old))

@@ -256,7 +256,13 @@ def get_task(c: Connection, task_id: int) -> tuple[Any, list[Any]]:
 
 def retry(c: Connection, task_id: int) -> bool:
     """DEAD or FAILED back to the queue, where it stopped. The document is locked by the caller. False: not in such a state."""
-    return c.execute(SQL.retry, {"task": task_id, "from": sources_of(Event.RETRY)}).rowcount == 1
+    values = {"task": task_id, "from": sources_of(Event.RETRY)}
+    try:
+        with c.transaction():
+            return c.execute(SQL.retry, values).rowcount == 1
+    except psycopg.errors.UniqueViolation:
+        # The sweeper, which locks no document, has admitted the version behind it: this one queues up.
+        return c.execute(SQL.retry, values).rowcount == 1
 
 
 def cancel(c: Connection, task_id: int, reason: str) -> bool:

@@ -61,7 +61,7 @@ def _assert_published(flow: Flow) -> None:
 
 
 @pytest.mark.parametrize(("error", "status"), [
-    (Transient("timeout", code="timeout"), "FAILED"), (Rejected("closed", code="forbidden"), "DEAD"), (Rejected("lost", code="gone"), "DEAD"),
+    (Transient("timeout", code="timeout"), "FAILED"), (Rejected("closed", code="forbidden"), "DEAD"),
 ], ids=lambda x: getattr(x, "code", None))  # fmt: skip
 def test_a_failed_fetch_costs_its_document_only(patient: Flow, error: KbError, status: str) -> None:
     _edit(patient)
@@ -77,6 +77,18 @@ def test_a_failed_fetch_costs_its_document_only(patient: Flow, error: KbError, s
         assert patient.retry(patient.task("birch.md").id)
     patient.sync()
     _assert_published(patient)
+
+
+def test_what_was_gone_when_it_was_read_and_comes_back_as_it_was_is_taken(patient: Flow) -> None:
+    """An object that is put again has the revision that it had."""
+    patient.memory.put("birch.md", article("birch") + "surprise", revision="etag")
+    patient.memory.fetch_errors["birch.md"] = Rejected("birch.md is gone", code="gone")
+    patient.sync()
+    assert (patient.task("birch.md").status, patient.task("birch.md").error_code) == ("DEAD", "gone")
+    patient.memory.fetch_errors.clear()
+    patient.sync()
+    assert "birch.md" in patient.showing("surprise")
+    assert patient.sync(full=True).ingest.tasks == 0
 
 
 def test_a_full_object_store_loses_nothing(patient: Flow) -> None:

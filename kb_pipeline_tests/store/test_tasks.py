@@ -15,6 +15,7 @@ from kb_pipeline.store import database, documents, tasks
 from kb_pipeline.store.database import Pool, transaction, worker_id
 from kb_pipeline.store.spaces import Space
 from kb_pipeline.store.tasks import MAX_DEATHS, Claim
+from kb_pipeline_tests.interleaving import Begun
 from kb_pipeline_tests.store.shelf import Shelf, cut
 
 PAST = datetime(2020, 1, 1, tzinfo=UTC)
@@ -408,6 +409,19 @@ def test_a_dead_version_can_be_cancelled_while_the_one_behind_it_waits(shelf: Sh
     assert [shelf.task(doc, v).status for v in (1, 2)] == ["DEAD", "PENDING"]
     assert cancel(shelf, first.task_id)
     assert [shelf.task(doc, v).status for v in (1, 2)] == ["CANCELED", "PENDING"]
+
+
+def test_a_dead_version_that_is_tried_again_while_the_one_behind_it_is_admitted_queues_up(shelf: Shelf) -> None:
+    """The sweeper locks no document: the one-live index is where they meet."""
+    (doc,) = shelf.add("a")
+    (first,) = shelf.claim()
+    shelf.edit(doc)
+    shelf.fail(first, None)
+    with transaction(shelf.pool) as c:
+        assert tasks.sweep(c, shelf.space) == 1  # not committed yet
+        again = Begun(shelf.pool, lambda: retry(shelf, shelf.task(doc, 1)))
+    assert again.result()
+    assert [shelf.task(doc, v).status for v in (1, 2)] == ["INIT", "PENDING"]
 
 
 def test_a_dead_task_that_is_tried_again_keeps_its_attempt_and_starts_where_it_can(shelf: Shelf) -> None:
