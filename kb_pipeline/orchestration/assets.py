@@ -291,7 +291,7 @@ def _texts(engine: Engine, space: Space, node: Node, since: datetime, report: In
 def _history(context: AssetExecutionContext, values: dict[str, Any], *names: str) -> dict[str, Any]:
     wanted = AssetRecordsFilter(asset_key=context.asset_key, asset_partitions=[context.partition_key])
     earlier = context.instance.fetch_materializations(wanted, limit=metadata.MAX_RUNS - 1).records
-    return metadata.of_history(earlier, context.run_id, values, names)
+    return metadata.of_history(earlier, values, names)
 
 
 def _result(engine: Engine, space: Space, node: Node, values: dict[str, Any], gate: AssetCheckResult) -> MaterializeResult:
@@ -299,4 +299,4 @@ def _result(engine: Engine, space: Space, node: Node, values: dict[str, Any], ga
     behind = _behind(node)
     with connection(engine.pool) as c:
         state = status.reached_state(c, space.id, behind) if behind else status.published_state(c, space.id)
-    return MaterializeResult(metadata=values, data_version=DataVersion(state), check_results=[gate])
+    return MaterializeResult(metadata=metadata.in_order(values), data_version=DataVersion(state), check_results=[gate])

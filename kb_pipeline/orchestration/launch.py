@@ -7,7 +7,7 @@ from dagster._core.launcher import CheckRunHealthResult, WorkerStatus
 from dagster_celery.launcher import CeleryRunLauncher
 from dagster_celery.tags import DAGSTER_CELERY_TASK_ID_TAG
 
-ANSWER_SECONDS = 3.0  # a worker answers from its main process, which runs nothing else
+ANSWER_SECONDS = 5.0  # a worker answers from its main process, which runs nothing else
 ASKED = 2  # times, before a worker that does not answer is held to be dead
 
 

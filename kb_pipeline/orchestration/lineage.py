@@ -9,7 +9,7 @@ from dagster import AssetKey, AssetSpec
 from kb_pipeline.orchestration.partitions import SPACES
 from kb_pipeline.registry import CONNECTORS
 
-GROUP = "knowledge_base"
+GROUP = "knowledge_base"  # one for all: with a second one the web UI shows closed boxes instead of the flow
 OWNERS = ["team:knowledge-base"]
 SEARCH_INDEX = AssetKey(["search", "index"])
 
@@ -21,7 +21,7 @@ def source_key(kind: str) -> AssetKey:
 SOURCES = tuple(
     AssetSpec(
         source_key(kind),
-        group_name="sources",
+        group_name=GROUP,
         owners=OWNERS,
         kinds={"source"},
         tags={"kb/connector": kind},
@@ -35,7 +35,7 @@ SEARCH = AssetSpec(
     SEARCH_INDEX,
     deps=["vector_index"],
     partitions_def=SPACES,
-    group_name="search",
+    group_name=GROUP,
     owners=OWNERS,
     kinds={"search"},
     tags={"kb/step": "search"},

@@ -17,6 +17,7 @@ from kb_pipeline.walk import COUNTS, PassReport
 MAX_ROWS = 50
 MAX_RUNS = 10
 _CELL = 300
+_TROUBLE = ("stopped", "failed_documents", "failing_documents_now", "reembed_failures")
 _SOURCES = ("source", "listing", *COUNTS, "waiting deletions", "remarks")
 _FAILED = ("document", "code", "what happened", "next try")
 
@@ -79,13 +80,28 @@ def reuse_rate(counts: Mapping[str, int]) -> dict[str, float]:
 
 def of_state(counts: Mapping[str, Mapping[str, int]], failing: Sequence[Any]) -> dict[str, Any]:
     """What the space holds now, whichever run made it, and every document that is in trouble."""
-    values: dict[str, Any] = {f"{kind}_now": MetadataValue.json(dict(by_status)) for kind, by_status in counts.items()}
+    values: dict[str, Any] = {f"{kind}_now": _by_status(by_status) for kind, by_status in counts.items()}
     values["dagster/partition_row_count"] = counts["vectors"].get("indexed", 0)
     if failing:
         head = ("document", "code", "what happened", "status", "step", "task")
         rows = [(r.external_id, r.error_code, r.error_message, r.status, r.current_node, r.task_id) for r in failing]
         values["failing_documents_now"] = table(head, rows)
     return values
+
+
+def _by_status(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{n} {status.lower()}" for status, n in counts.items()) or "none"
+
+
+def in_order(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Trouble first, then what this run did, what the space holds now, and the runs before: as one reads it from above."""
+
+    def place(name: str) -> int:
+        if name in _TROUBLE:
+            return 0
+        return 3 if name == "last_runs" else 2 if name.endswith("_now") or name.startswith("dagster/") else 1
+
+    return {name: values[name] for name in sorted(values, key=place)}
 
 
 def of_errors(errors: Mapping[str, KbError]) -> dict[str, Any]:
@@ -113,13 +129,13 @@ def of_reembed(report: ReembedReport) -> dict[str, Any]:
     return values
 
 
-def of_history(earlier: Sequence[EventLogRecord], run_id: str, now: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """This run and the ones before it, of the same asset and space, side by side."""
+def of_history(earlier: Sequence[EventLogRecord], now: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """This run and the ones before it, of the same asset and space, side by side: no wider than the page of an asset."""
     shown = ("documents", "failed", "seconds", *names)
-    rows: list[list[Any]] = [["this one", run_id[:8], *(now.get(n, "") for n in shown)]]
+    rows: list[list[Any]] = [["this one", *(now.get(n, "") for n in shown)]]
     for record in earlier[: MAX_RUNS - 1]:
         made = record.asset_materialization
         then = {k: v.value for k, v in made.metadata.items()} if made else {}
         at = datetime.fromtimestamp(record.timestamp, UTC)
-        rows.append([f"{at:%Y-%m-%d %H:%M}Z", record.run_id[:8], *(then.get(n, "") for n in shown)])
-    return {"last_runs": table(("when", "run", *(n.replace("_", " ") for n in shown)), rows)}
+        rows.append([f"{at:%m-%d %H:%M}Z", *(then.get(n, "") for n in shown)])
+    return {"last_runs": table(("when", *(n.replace("_", " ") for n in shown)), rows)}

@@ -30,7 +30,7 @@ from kb_pipeline_tests.fakes import FakedApp
 ROOT = Path(kb_pipeline.__file__).parents[1]
 DEFINITIONS = "kb_pipeline.orchestration.definitions"
 EMBED_BATCH, CLAIM_BATCH, LEASE_SECONDS = 4, 5, 5
-LONGEST_WAIT = 90.0
+LONGEST_WAIT = 180.0  # of a machine that does much else
 T = TypeVar("T")
 
 
@@ -125,12 +125,13 @@ class Cluster:
             file = folder / f"d{n:03}.md"
             file.write_text(f"# Document {n}\n\nWhat {key} has to say in its document {n}.\n", encoding="utf-8")
             os.utime(file, (1e9, 1e9))  # not so young that the next walk would look at it again
-        options = {
+        options: dict[str, Any] = {
             "base_url": self.doors.server.url,
             "model": "fake",
             "dimension": 8,
             "max_batch": EMBED_BATCH,
             "concurrency": 1,
+            "timeout_seconds": 2 * LONGEST_WAIT,
         }
         space = self.app.add_space(key, embedder="openai", embedder_options=options)
         self.app.add_source(space, "docs", "local_dir", {"path": str(folder)})

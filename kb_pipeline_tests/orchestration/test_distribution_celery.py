@@ -18,7 +18,7 @@ from kb_pipeline.store.spaces import Space
 from kb_pipeline_tests.conftest import Server
 from kb_pipeline_tests.orchestration.cluster import EMBED_BATCH, Cluster, cluster, until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 FILES = Path(kb_pipeline.orchestration.__file__).parent / "deploy" / "celery"
 QUEUES = "dagster,kb_embedding,kb_index"  # one word: of several -q Celery takes the last
 

@@ -38,11 +38,6 @@ def loaded(path: Path) -> Any:
     return yaml.safe_load(path.read_text(encoding="utf-8"))
 
 
-def connection_of(storage: Any) -> Any:
-    """Whichever class uses it."""
-    return storage["postgres"]["postgres_db"] if "postgres" in storage else storage["custom"]["config"]["postgres_db"]
-
-
 def problems(launcher: Any, config: Any) -> list[str]:
     done = process_config(resolve_to_config_type(launcher.config_type()), config)
     return [] if done.success else [e.message for e in done.errors or ()]
@@ -67,9 +62,8 @@ def opened(home: Path, file: Path) -> DagsterInstance:
 @pytest.mark.parametrize("kind", ["celery", "kubernetes"])
 def test_what_is_not_about_launching_is_as_on_one_machine(kind: str) -> None:
     one, several = loaded(ROOT / "dagster.yaml"), loaded(FILES / kind / "dagster.yaml")
-    launching = {"storage", "run_launcher", "run_coordinator", "run_monitoring"}
+    launching = {"run_launcher", "run_coordinator", "run_monitoring"}
     assert {k: v for k, v in several.items() if k not in launching} == {k: v for k, v in one.items() if k not in launching}
-    assert connection_of(several["storage"]) == connection_of(one["storage"])
     limits = [f["run_coordinator"]["config"]["tag_concurrency_limits"] for f in (one, several)]
     assert limits[0] == limits[1]
     assert {**several["run_monitoring"], "start_timeout_seconds": 180} == one["run_monitoring"]

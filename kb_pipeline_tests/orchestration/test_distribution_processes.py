@@ -12,7 +12,7 @@ from kb_pipeline.store.database import Pool, run_of
 from kb_pipeline_tests.conftest import Server
 from kb_pipeline_tests.orchestration.cluster import EMBED_BATCH, ROOT, Cluster, cluster, until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

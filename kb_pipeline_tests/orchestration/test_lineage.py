@@ -76,7 +76,7 @@ def test_last_runs_stand_side_by_side_and_are_ten_at_most(filled: Space, folder:
         (folder / "guide-0.md").write_text(f"# Guide 0\n\nRewritten {n} times.", encoding="utf-8")
         run = materialise(filled.key, "source_snapshot")
     head, _, first, *earlier = run.metadata["source_snapshot"]["last_runs"].splitlines()
-    assert head == "| when | run | documents | failed | seconds | new | changed | deleted | bytes |"
+    assert head == "| when | documents | failed | seconds | new | changed | deleted | bytes |"
     assert first.startswith("| this one |")
     assert len(earlier) == 9
     assert all("Z |" in row for row in earlier)

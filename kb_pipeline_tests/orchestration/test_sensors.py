@@ -529,8 +529,8 @@ def test_everything_runs_without_being_switched_on_and_says_what_it_does() -> No
         assert "If it is off" in (sensor.description or ""), sensor.name
     assert {s.name: s.minimum_interval_seconds for s in SENSORS if s in (source_changes, event_inbox, waiting_tasks)} == {
         "source_changes": 5,
-        "event_inbox": 5,
-        "waiting_tasks": 5,
+        "event_inbox": 10,
+        "waiting_tasks": 10,
     }
     for schedule in repository.schedule_defs:
         assert schedule.default_status is DefaultScheduleStatus.RUNNING, schedule.name

@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -80,15 +81,35 @@ def tabs(chromium: str) -> Iterator[Any]:
 
 @pytest.fixture
 def ui(tabs: Any, web: str, pictures: Path, request: pytest.FixtureRequest) -> Iterator[Ui]:
-    """A tab. What it showed last is kept, for whoever wants to know why the test failed."""
+    with _tab(tabs, web, pictures, request.node.name) as made:
+        yield made
+
+
+@contextmanager
+def _tab(tabs: Any, web: str, pictures: Path, name: str) -> Iterator[Ui]:
+    """What it showed last is kept, for whoever wants to know why the test failed."""
     page = tabs.new_page(viewport=WIDE)
     made = Ui(page, web, pictures)
     try:
         yield made
         assert made.elsewhere == [], "no page may ask anybody but this server"
     finally:
-        made.picture(f"last-of-{request.node.name}")
+        made.picture(f"last-of-{name}")
         page.close()
+
+
+@pytest.fixture(scope="module")
+def synced(tabs: Any, web: str, pictures: Path) -> None:
+    """Spaces become partitions by themselves; then all five assets of one are materialised, and of all in a backfill, as a
+    person asks for it. The backfill goes on while the tests look at the first one: Dagster thinks of it twice a minute."""
+    with _tab(tabs, web, pictures, "synced") as ui:
+        ui.open("/assets/vector_index?view=partitions", *SPACES)
+        ui.job("sync_space", "Description")
+        ui.materialise("handbook")
+        ui.follow()
+        ui.job("sync_space", "Description")
+        ui.materialise()
+        ui.open("/runs?tab=backfills", f"{len(SPACES)} partitions")
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import psycopg
 import pytest
 
 from kb_pipeline.orchestration.definitions import defs
-from kb_pipeline_tests.ui.browser import Ui
+from kb_pipeline_tests.ui.browser import PATIENCE_MS, WIDE, Ui
 from kb_pipeline_tests.ui.conftest import SPACES
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -20,18 +20,12 @@ WHERE v.doc_id = d.id AND v.space_id = s.id AND s.key = 'handbook' AND d.externa
 """
 
 
-@pytest.fixture
-def synced(ui: Ui) -> None:
-    """Spaces become partitions by themselves; then all five assets of one, as a person asks for them."""
-    ui.open("/assets/vector_index?view=partitions", *SPACES)
-    ui.job("sync_space", "Description")
-    ui.materialise("handbook")
-    ui.follow()
-
-
 def test_the_flow_is_on_the_first_picture_and_each_step_is_green(ui: Ui, synced: None) -> None:
-    ui.open("/asset-groups", *FLOW, "index_reconciliation", "data_quality")
+    ui.page.set_viewport_size({"width": 2600, "height": 760})
+    ui.open("/asset-groups", *FLOW, "index_reconciliation", "data_quality", "1 / 1 Passed")
+    assert ui.page.get_by_text("1 / 1 Passed").count() == len(FLOW)
     ui.picture("lineage")
+    ui.page.set_viewport_size(WIDE)
     for asset in FLOW:
         ui.open(f"/assets/{asset}?view=checks", "Succeeded")
     ui.open("/assets/vector_index?view=partitions&partition=handbook", "Materialized", "published", "last_runs")
@@ -64,22 +58,24 @@ def test_damage_is_a_red_check_that_names_document_and_command_and_a_run_repairs
     assert ui.page.get_by_text("Succeeded", exact=True).locator("visible=true").count() == 5
 
 
-def test_a_backfill_of_all_spaces_ends_well_and_stands_in_the_list_of_runs(ui: Ui, web: str) -> None:
-    ui.open("/assets/vector_index?view=partitions", *SPACES)
-    ui.job("sync_space", "Description")
-    ui.materialise()
-    ui.open("/runs?tab=backfills", "2 partitions", "Completed")
-    ui.picture("backfills")
-    ui.open("/overview/activity/timeline", "sync_space")
-    ui.page.get_by_text("1hr", exact=True).click()
-    ui.picture("timeline")
-
-
 def test_everything_that_runs_by_itself_is_listed_and_on(ui: Ui) -> None:
     repository = defs.get_repository_def()
     names = [x.name for x in (*repository.sensor_defs, *repository.schedule_defs)]
     ui.page.set_viewport_size({"width": 1500, "height": 1250})
     ui.open("/automation", *names)
-    switches = ui.page.get_by_role("checkbox").filter(visible=True)
-    assert ui.page.locator("input[type=checkbox]:checked").count() == len(names), switches.count()
+    on = ui.page.locator("label[class*=Switch] input:checked")
+    on.nth(len(names) - 1).wait_for(state="attached")
+    assert on.count() == len(names)
     ui.picture("automation")
+
+
+def test_a_backfill_of_all_spaces_ends_well_and_stands_beside_the_runs(ui: Ui, synced: None) -> None:
+    ui.open("/runs?tab=backfills", f"{len(SPACES)} partitions")
+    backfill = ui.page.locator("tr").filter(has_text="Backfill").filter(has_text=f"{len(SPACES)} partitions")
+    backfill.filter(has_text=re.compile("Success|Failed|Failure")).first.wait_for(timeout=PATIENCE_MS * 4)
+    assert "Success" in backfill.inner_text()
+    ui.picture("backfills")
+    ui.open("/overview/activity/timeline", "sync_space")
+    ui.page.get_by_text("1hr", exact=True).click()
+    ui.sees("Jobless asset materializations")
+    ui.picture("timeline")

@@ -10,6 +10,8 @@ from kb_pipeline.orchestration.metadata import MAX_ROWS, table
 from kb_pipeline.orchestration.partitions import SPACES
 from kb_pipeline.store.spaces import Space
 
+NAMED = 3  # documents in the sentence of a check
+
 
 def spec(name: str, asset: str, description: str, *, blocking: bool = False) -> AssetCheckSpec:
     """Evaluations carry the space, so that one space's green does not hide another's red.
@@ -41,5 +43,12 @@ def result(
     if shown:
         values["documents"] = table(columns, shown)
     severity = AssetCheckSeverity.WARN if warn else AssetCheckSeverity.ERROR
-    told = f"{space.key}: {says}" + (f". To repair it: {repair}" if not passed and repair else "")
+    told = f"{space.key}: {says}{_named(columns, shown)}" + (f". To repair it: {repair}" if not passed and repair else "")
     return AssetCheckResult(check_name=name, passed=passed, severity=severity, description=told, metadata=values)
+
+
+def _named(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """The first documents by name: the web UI keeps the table behind a click."""
+    at = columns.index("document") if "document" in columns else -1
+    names = list(dict.fromkeys(str(row[at]) for row in rows if row[at])) if at >= 0 else []
+    return f": {', '.join(names[:NAMED])}{' …' if len(names) > NAMED else ''}" if names else ""
