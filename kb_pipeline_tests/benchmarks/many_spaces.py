@@ -7,12 +7,11 @@ document that is published: nothing is due and nothing has changed, which is wha
 call of the sensor, beside it the time of its first one. The pages are opened in a browser where one is found, else left out.
 """
 
+import os
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,11 @@ from kb_pipeline.embedded_postgres import EmbeddedPostgres
 from kb_pipeline.orchestration.definitions import defs
 from kb_pipeline.orchestration.partitions import SPACE
 from kb_pipeline.orchestration.resources import KbResource
+from kb_pipeline.settings import load_settings
+from kb_pipeline.store import events
 from kb_pipeline.store.database import connection, open_pool
 from kb_pipeline.store.migrations import migrate
+from kb_pipeline.walk import change_token
 from kb_pipeline_tests.cli.conftest import environment, spawn
 from kb_pipeline_tests.cli.test_up import free_port
 
@@ -48,8 +50,10 @@ def main(spaces: int = 2000, ticks: int = 5, chromium: str = "") -> None:
         (documents / "d.md").write_text("# One\n\nThe only document of all of them.\n", encoding="utf-8")
         server = EmbeddedPostgres(home)
         try:
-            fill(server.start(), spaces, documents)
-            show_ticks(home, server.start(), ticks)
+            url = server.start()
+            fill(url, spaces, documents)
+            settle(KbResource(home=str(home), database_url=url), spaces)
+            show_ticks(home, url, ticks)
             show_pages(home, spaces, chromium)
         finally:
             server.stop(mode="immediate")
@@ -68,7 +72,8 @@ def fill(url: str, spaces: int, documents: Path) -> None:
 
 def show_ticks(home: Path, url: str, ticks: int) -> None:
     """The first tick of space_lifecycle makes the partitions; its time is of that."""
-    with instance(url) as made:
+    os.environ.update(up.dagster_database(load_settings(home=home)))
+    with DagsterInstance.from_config(str(up.dagster_home(home))) as made:
         for sensor in sorted(defs.get_repository_def().sensor_defs, key=lambda s: s.name != "space_lifecycle"):
             kb, times = KbResource(home=str(home), database_url=url), []
             for _ in range(ticks + 1):
@@ -94,17 +99,12 @@ def tick(sensor: SensorDefinition, made: DagsterInstance, kb: KbResource) -> Any
         return sensor.evaluate_tick(context)
 
 
-@contextmanager
-def instance(url: str) -> Iterator[DagsterInstance]:
-    """With its storage in the server, where the daemon has it."""
-    from psycopg.conninfo import conninfo_to_dict
-
-    of = {k: str(v) for k, v in conninfo_to_dict(url).items()}
-    database = {"hostname": of["host"], "port": int(of["port"]), "username": of["user"], "password": of["password"]}
-    scheme = {"scheme": "postgresql+psycopg2", "db_name": of["dbname"]}
-    config = {"storage": {"postgres": {"postgres_db": database | scheme}}, "telemetry": {"enabled": False}}
-    with tempfile.TemporaryDirectory() as folder, DagsterInstance.local_temp(folder, overrides=config) as made:
-        yield made
+def settle(kb: KbResource, spaces: int) -> None:
+    """As if every source had been walked: its token is stored, so that nothing has changed."""
+    app = kb.app()
+    with connection(app.pool) as c:
+        for source, _ in events.probed_sources(c, 0, spaces):
+            events.store_token(c, source.id, change_token(app.engine.connector(source), 5.0))
 
 
 def show_pages(home: Path, spaces: int, chromium: str) -> None:

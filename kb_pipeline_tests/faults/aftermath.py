@@ -27,6 +27,8 @@ def compare_with_fresh_loads(storm: Storm) -> Counter[str]:
     storm.done["landed_late"] += storm.weather.land(10**6)
     found: Counter[str] = Counter()
     with storm.process() as app:
+        if storm.dying:
+            storm.end_life(app)
         for space in storm.gone:
             found["left_by_deletions"] += sum(delete_space(app.engine, space).values())
         checker = storm.checker()

@@ -124,6 +124,7 @@ class Storm:
         self.first_finding: float | None = None
         self.rolled_back: set[tuple[int, int]] = set()
         self.lives = 0
+        self.dying = False
         self.gone: list[Space] = []
         with psycopg.connect(self.url, autocommit=True) as c:  # it is about what others see, not about what a crash leaves
             c.execute(SQL("ALTER DATABASE {} SET synchronous_commit = off").format(Identifier(c.info.dbname)))
@@ -297,18 +298,24 @@ class Storm:
     def live(self, app: StormApp, chance: random.Random) -> None:
         """One life: loaded, edited, deleted under everybody, made anew under the same key."""
         place = self.phoenix
-        for _ in range(chance.randint(1, 4)):
+        for _ in range(0 if self.dying else chance.randint(1, 4)):
             for _ in range(4):
                 place.users.act(chance)
             self._count_passes(take_snapshot(app.engine, place.space))
             self.rest(0.4)
-        residue = delete_space(app.engine, place.space)
+        self.end_life(app)
+
+    def end_life(self, app: StormApp) -> None:
+        """Begun, and gone on with where an index that is down has ended it."""
+        self.dying = True
+        residue = delete_space(app.engine, self.phoenix.space)
         self.done["space_deleted"] += 1
         if any(residue[k] for k in residue.keys() - {"objects"}):
             self.find(f"left by a deletion: {residue}")
-        self.gone.append(place.space)
+        self.gone.append(self.phoenix.space)
         self.phoenix = self.settle_place(app, "phoenix")
         self.done["space_made"] += 1
+        self.dying = False
 
     def crowd(self, app: StormApp, chance: random.Random) -> None:
         """Whoever else is at a space while it is removed; another deleter, too."""
