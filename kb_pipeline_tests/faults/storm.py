@@ -123,7 +123,6 @@ class Storm:
         self.began = time.monotonic()
         self.first_finding: float | None = None
         self.rolled_back: set[tuple[int, int]] = set()
-        self.lives = 0
         self.dying = False
         self.gone: list[Space] = []
         with psycopg.connect(self.url, autocommit=True) as c:  # it is about what others see, not about what a crash leaves
