@@ -84,7 +84,7 @@ def _start(home: Path) -> "subprocess.Popen[str]":
 
 
 def _sample(engine: Engine, spaces: list[Space], folder: Path, n: int, busy: int) -> tuple[float, float, float, float]:
-    time.sleep(random.uniform(3, 8))
+    time.sleep(random.uniform(0.5, 5.5))
     word = f"sample{n}x{random.randrange(10**9)}"
     for other in random.sample(range(1, len(spaces)), busy):
         with (folder / f"docs-{other}" / "7.md").open("a") as f:

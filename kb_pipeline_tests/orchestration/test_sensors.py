@@ -528,7 +528,7 @@ def test_everything_runs_without_being_switched_on_and_says_what_it_does() -> No
         assert sensor.default_status is DefaultSensorStatus.RUNNING, sensor.name
         assert "If it is off" in (sensor.description or ""), sensor.name
     assert {s.name: s.minimum_interval_seconds for s in SENSORS if s in (source_changes, event_inbox, waiting_tasks)} == {
-        "source_changes": 5,
+        "source_changes": 3,
         "event_inbox": 10,
         "waiting_tasks": 10,
     }
