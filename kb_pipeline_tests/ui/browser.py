@@ -70,7 +70,9 @@ class Ui:
         else:
             dialog.get_by_text("Select a partition").click()
             for space in spaces:
-                self.page.locator("label, li, a").filter(has_text=space).locator("visible=true").last.click()
+                # In the list that opens, not in the page behind it, which may name the space in a link.
+                choice = self.page.locator(".bp5-portal label, .bp5-portal li, .bp5-portal a").filter(has_text=space)
+                choice.locator("visible=true").last.click()
             self.page.keyboard.press("Escape")
         if config:
             self._configure(dialog, config)
