@@ -55,58 +55,49 @@ def _succeeded(kb: KbResource, key: str, kind: Kind) -> None:
         schedules.succeeded(c, space.id, kind)
 
 
-sync_space = define_asset_job(
+def _flow_job(name: str, selection: AssetSelection, description: str) -> Any:
+    """Of assets of one space. Its last step tells the schedule that asked for it."""
+    return define_asset_job(name, selection, description=description, tags={"kb/job": name}, hooks={tell_schedule})
+
+
+sync_space = _flow_job(
     "sync_space",
-    selection=AssetSelection.assets(*FLOW_ASSETS),
-    description="Brings one space up to date: walks its sources, then takes every new and changed document to the vector "
+    AssetSelection.assets(*FLOW_ASSETS),
+    "Brings one space up to date: walks its sources, then takes every new and changed document to the vector "
     "index. The same as `kb sync`. Nothing is done twice: an unchanged space costs one listing.",
-    tags={"kb/job": "sync_space"},
-    hooks={tell_schedule},
 )
 
-ingest_batch = define_asset_job(
+ingest_batch = _flow_job(
     "ingest_batch",
-    selection=AssetSelection.assets(*FLOW_ASSETS[1:]),
-    description="Takes what already waits in one space's queue to the vector index, without asking its sources. For tasks "
+    AssetSelection.assets(*FLOW_ASSETS[1:]),
+    "Takes what already waits in one space's queue to the vector index, without asking its sources. For tasks "
     "that were due again, retried by hand, or left by a run that died. Several of them work on one space side by side. With "
     "KB_SPLIT_NODES, what sensors ask for ends with the chunks.",
-    tags={"kb/job": "ingest_batch"},
-    hooks={tell_schedule},
 )
 
-embed_batch = define_asset_job(
+embed_batch = _flow_job(
     "embed_batch",
-    selection=AssetSelection.assets("embeddings"),
-    description="Embeds what waits for it in one space. Sensors ask for it with KB_SPLIT_NODES only, so that machines with a "
+    AssetSelection.assets("embeddings"),
+    "Embeds what waits for it in one space. Sensors ask for it with KB_SPLIT_NODES only, so that machines with a "
     "model do nothing else.",
-    tags={"kb/job": "embed_batch"},
-    hooks={tell_schedule},
 )
 
-index_batch = define_asset_job(
+index_batch = _flow_job(
     "index_batch",
-    selection=AssetSelection.assets("vector_index"),
-    description="Indexes and publishes what is embedded in one space. Sensors ask for it with KB_SPLIT_NODES only.",
-    tags={"kb/job": "index_batch"},
-    hooks={tell_schedule},
+    AssetSelection.assets("vector_index"),
+    "Indexes and publishes what is embedded in one space. Sensors ask for it with KB_SPLIT_NODES only.",
 )
 
-reconcile_space = define_asset_job(
+reconcile_space = _flow_job(
     "reconcile_space",
-    selection=AssetSelection.assets("index_reconciliation"),
-    description="Compares the vector index of one space with the database, id by id, and repairs the index. The same as "
-    "`kb reconcile`.",
-    tags={"kb/job": "reconcile_space"},
-    hooks={tell_schedule},
+    AssetSelection.assets("index_reconciliation"),
+    "Compares the vector index of one space with the database, id by id, and repairs the index. The same as `kb reconcile`.",
 )
 
-
-check_quality = define_asset_job(
+check_quality = _flow_job(
     "check_quality",
-    selection=AssetSelection.assets("data_quality"),
-    description="Great Expectations over what a space has stored. It reads only. Too slow to stand in the way of a sync.",
-    tags={"kb/job": "check_quality"},
-    hooks={tell_schedule},
+    AssetSelection.assets("data_quality"),
+    "Great Expectations over what a space has stored. It reads only. Too slow to stand in the way of a sync.",
 )
 
 

@@ -19,6 +19,26 @@ from kb_pipeline_tests.fakes import MemoryBlobs, MemoryIndex
 from kb_pipeline_tests.flow.scenario import Flow
 
 TIMEOUT = Transient("vector index: no answer", code="index_timeout")
+FAULTS = ("before", "after", "half", "lies", "half_lies", "late")
+
+
+def befall(
+    fault: str, write: Callable[[list], None], items: list, half: list, keep: Callable[[Callable[[], None]], object]
+) -> None:
+    """A write that goes wrong in one of FAULTS: "lies" say ok, all others raise; ``keep`` gets what lands later."""
+    match fault:
+        case "after":
+            write(items)
+        case "half":
+            write(half)
+        case "lies":
+            return
+        case "half_lies":
+            write(half)
+            return
+        case "late":
+            keep(lambda: write(items))
+    raise TIMEOUT
 
 
 class LateIndex(MemoryIndex):
@@ -116,18 +136,7 @@ class ChaoticIndex(LateIndex):
         if self.rng.random() >= self.trouble:
             return write(items)
         half = self.rng.sample(items, len(items) // 2)
-        match self.rng.choice(["before", "after", "half", "lies", "half_lies", "late"]):
-            case "after":
-                write(items)
-            case "half":
-                write(half)
-            case "lies":
-                return None
-            case "half_lies":
-                return write(half)
-            case "late":
-                self.kept.append(lambda: write(items))
-        raise TIMEOUT
+        befall(self.rng.choice(FAULTS), write, items, half, self.kept.append)
 
 
 class FailingBlobs(MemoryBlobs):

@@ -18,11 +18,10 @@ from kb_pipeline.errors import KbError, Transient
 from kb_pipeline.model import Bucket, Candidate, Fetched, IndexRef, Json, Page, Presence, VectorEntry
 from kb_pipeline.ports import VectorIndex, Vectors
 from kb_pipeline_tests.fakes import CountingEmbedder, MemoryBlobs, MemoryIndex, MemorySource
-from kb_pipeline_tests.faults.faulty import TIMEOUT
+from kb_pipeline_tests.faults.faulty import FAULTS, TIMEOUT, befall
 
 _OFTEN = {"slow": 0.5, "silent": 0.05, "read": 0.2, "embedding": 0.3}  # shares of ``trouble``; others: all of it
 _OFTEN_IN_A_SPELL = 4.0
-FAULTS = ("before", "after", "half", "lies", "half_lies", "late")
 
 
 class Weather:
@@ -117,18 +116,7 @@ class StormyIndex:
             return write(items)
         half, fault = items[: len(items) // 2], self.weather.rng.choice(FAULTS)
         self.weather.met[f"{kind}_{fault}"] += 1
-        match fault:
-            case "after":
-                write(items)
-            case "half":
-                write(half)
-            case "lies":
-                return None
-            case "half_lies":
-                return write(half)
-            case "late":
-                self.weather.keep(lambda: write(items))
-        raise TIMEOUT
+        befall(fault, write, items, half, self.weather.keep)
 
 
 class SharedIndex(MemoryIndex):

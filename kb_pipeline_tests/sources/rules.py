@@ -11,7 +11,7 @@ from kb_pipeline.model import Json, Known, Page, Presence
 from kb_pipeline.ports import WHOLE
 from kb_pipeline.stages import snapshot, window
 from kb_pipeline.states import WalkKind
-from kb_pipeline_tests.sources.simulated import Killed, Nature, SimulatedSource, failing
+from kb_pipeline_tests.sources.simulated import Killed, Nature, SimulatedSource, edit_any, failing
 
 RULES = {
     "overlap": "the overlap is subtracted from the watermark",
@@ -189,18 +189,8 @@ class Schedule:
         self.quiet()
 
     def edit(self) -> None:
-        rng, source = self.rng, self.source
-        name = rng.choice(ITEMS)
-        kind = rng.random()
-        if kind < 0.12:
-            source.remove(name)
-        elif kind < 0.24 and name in source.shown:
-            source.put(name, content=source.shown[name].content)
-        elif kind < 0.36 and name in source.order:
-            source.move(name, rng.randrange(len(source.order)))
-        else:
-            source.put(name, delay=rng.choice((0.0, 0.0, source.nature.skew)))
-        if rng.random() < 0.5:
+        edit_any(self.source, self.rng, ITEMS)
+        if self.rng.random() < 0.5:
             self.pause()
 
     def pause(self) -> None:

@@ -6,6 +6,7 @@ because it moved. Nothing waits: time passes when a test says so.
 
 import hashlib
 import io
+import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -253,3 +254,16 @@ def failing(error: KbError | BaseException, page: int) -> Callable[[], None]:
         left[0] -= 1
 
     return before
+
+
+def edit_any(source: SimulatedSource, rng: random.Random, names: Sequence[str]) -> None:
+    """One edit by its users: an item is removed, written again as it was, moved in the listing, or new."""
+    name, kind = rng.choice(names), rng.random()
+    if kind < 0.12:
+        source.remove(name)
+    elif kind < 0.24 and name in source.shown:
+        source.put(name, content=source.shown[name].content)
+    elif kind < 0.36 and name in source.order:
+        source.move(name, rng.randrange(len(source.order)))
+    else:
+        source.put(name, delay=rng.choice((0.0, 0.0, source.nature.skew)))

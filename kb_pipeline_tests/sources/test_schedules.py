@@ -15,7 +15,7 @@ from kb_pipeline.model import Verdict
 from kb_pipeline_tests.fakes import MemoryIndex
 from kb_pipeline_tests.flow.scenario import Flow
 from kb_pipeline_tests.sources.rules import ITEMS, NATURES, RULES, Broken, Schedule
-from kb_pipeline_tests.sources.simulated import Killed, Nature, SimulatedSource, failing
+from kb_pipeline_tests.sources.simulated import Killed, Nature, SimulatedSource, edit_any, failing
 
 SCHEDULES, PARTS = 100_000, 10
 ENOUGH = 10_000  # schedules in which a rule that is missing is found
@@ -53,17 +53,8 @@ class Life:
         self.names = [f"{s}/{n}" for s in scopes for n in ITEMS[:3]] if scopes else [*ITEMS, "a/child", "b/child"]
 
     def edit(self) -> None:
-        rng, source, name = self.rng, self.source, self.rng.choice(self.names)
-        kind = rng.random()
-        if kind < 0.12:
-            source.remove(name)
-        elif kind < 0.24 and name in source.shown:
-            source.put(name, content=source.shown[name].content)
-        elif kind < 0.36 and name in source.order:
-            source.move(name, rng.randrange(len(source.order)))
-        else:
-            source.put(name, delay=rng.choice((0.0, 0.0, source.nature.skew)))
-        if rng.random() < 0.5:
+        edit_any(self.source, self.rng, self.names)
+        if self.rng.random() < 0.5:
             self.pause()
 
     def pause(self) -> None:
