@@ -16,7 +16,7 @@ from kb_pipeline.errors import Fatal, KbError, Rejected, Transient
 from kb_pipeline.nodes import chunk, embed, fetch, index, parse
 from kb_pipeline.nodes.outcome import Outcome, commit
 from kb_pipeline.states import FLOW, Node
-from kb_pipeline.store import tasks
+from kb_pipeline.store import chunks, spaces, tasks
 from kb_pipeline.store.database import retried, transaction
 from kb_pipeline.store.spaces import Space
 from kb_pipeline.store.tasks import Claim, Failure
@@ -98,6 +98,8 @@ def ingest(
                 _flow(engine, space, part, nodes, report)
                 done = report.published + report.failed
                 progress(Progress("ingesting", done, max(total, done)))
+        if batches == 1:
+            retried(lambda: _learn(engine, space), idempotent=True)
         if report.stopped is not None:
             return report
     return report
@@ -106,6 +108,14 @@ def ingest(
 def _ensure_log(engine: Engine) -> None:
     with transaction(engine.pool) as c:
         tasks.ensure_log(c)
+
+
+def _learn(engine: Engine, space: Space) -> None:
+    """After a first batch: a space whose shard is new would slow down with each further one."""
+    with transaction(engine.pool) as c:
+        shard = spaces.lock_shared(c, space)
+        if shard is not None:
+            chunks.learn(c, shard)
 
 
 def _claim(engine: Engine, space: Space, wanted: int, nodes: Sequence[Node]) -> list[Claim]:

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
 
+from psycopg import sql
+
 from kb_pipeline.errors import Rejected
 from kb_pipeline.model import Chunk
 from kb_pipeline.statements import load_statements
-from kb_pipeline.store.database import Connection, copy_rows
+from kb_pipeline.store.database import Connection, copy_rows, one
 
 SQL = load_statements(__package__, "chunks.sql")
 
@@ -84,6 +86,14 @@ def _payload(x: Chunk) -> int:
     """What may change although the embedded text did not, as a signed 32-bit checksum."""
     text = json.dumps([x.display, x.title_path, x.page_from, x.page_to], ensure_ascii=False)
     return crc32(text.encode("utf-8")) - 2**31
+
+
+def learn(c: Connection, shard: int) -> bool:
+    """Statistics for a leaf without any: until autovacuum comes by, half of its statements would read all of it."""
+    if not one(c.execute(SQL.unknown, {"shard": shard})).yes:
+        return False
+    c.execute(sql.SQL(SQL.learn).format(leaf=sql.Identifier(f"kb_chunk_state_{shard}")))
+    return True
 
 
 def texts_of(c: Connection, space_id: int, shard: int, chunk_ids: Iterable[int]) -> list[Any]:

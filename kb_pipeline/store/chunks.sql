@@ -55,3 +55,9 @@ WHERE v.doc_id = x.doc_id AND v.version = x.version
 SELECT c.id, c.prefix, c.content, c.display, c.title_path, c.page_from, c.page_to, c.tokens
 FROM unnest(%(ids)s::bigint[]) WITH ORDINALITY x (id, seq)
 JOIN kb_chunk c ON c.shard = %(shard)s::int AND c.id = x.id AND c.space_id = %(space)s ORDER BY x.seq
+
+-- name: unknown
+SELECT NOT EXISTS (SELECT FROM pg_stats WHERE schemaname = current_schema AND tablename = 'kb_chunk_state_' || %(shard)s::int) AS yes
+
+-- name: learn
+ANALYZE (SKIP_LOCKED) {leaf}

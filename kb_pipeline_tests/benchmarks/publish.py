@@ -69,6 +69,9 @@ def main() -> None:
                 load, meter = load_average(), Meter(c)
                 for start in range(0, count, BATCH):
                     batch(pool, x, ids[start : start + BATCH], version, meter)
+                    if start == 0:  # as the pipeline does
+                        with transaction(pool) as learning:
+                            chunks.learn(learning, x.shard)
                 report(f"round {number + 1}, {label}; {load}", label, meter, count)
             check(c, x, count)
         pool.close()

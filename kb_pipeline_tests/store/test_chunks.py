@@ -6,7 +6,7 @@ import pytest
 
 from kb_pipeline.errors import Rejected
 from kb_pipeline.states import Node
-from kb_pipeline.store import chunks, documents, erasure, tasks
+from kb_pipeline.store import chunks, documents, erasure, spaces, tasks
 from kb_pipeline.store.database import Pool, transaction
 from kb_pipeline.store.spaces import Space
 from kb_pipeline.store.tasks import Claim
@@ -166,3 +166,17 @@ def test_a_document_with_nul_costs_no_other_document_anything(app: FakedApp, spa
     assert report.ingest.published >= 1 and "one word" in texts
     assert not any("\0" in t for t in texts)
     assert all(f.code != "internal" for _, f in report.ingest.failures)
+
+
+def test_a_leaf_without_statistics_gets_them_once(shelf: Shelf) -> None:
+    """The planner takes every shard condition of such a leaf for selective, and reads all of it for a handful of chunks."""
+    shelf.published("learned", *(f"text {n}" for n in range(20)))
+    with transaction(shelf.pool) as c:
+        new = spaces.promote(c, shelf.space)
+    assert new is not None
+    with transaction(shelf.pool) as c:
+        assert chunks.learn(c, new) is True
+    with transaction(shelf.pool) as c:
+        assert chunks.learn(c, new) is False
+        known = "SELECT n_distinct FROM pg_stats WHERE tablename = 'kb_chunk_state_' || %s::text AND attname = 'shard'"
+        assert c.execute(known, [new]).fetchone() == (1.0,)
