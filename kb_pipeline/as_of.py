@@ -11,12 +11,11 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kb_pipeline.engine import Engine, Progress, silent
 from kb_pipeline.errors import KbError, Misconfigured, Rejected, StateError, Transient
 from kb_pipeline.model import Answer, Hit
-from kb_pipeline.search import ROUNDS, WIDEST, asked, served
+from kb_pipeline.search import ROUNDS, WIDEST, Asked, checked, served
 from kb_pipeline.store import answers, embeddings, history, publications, spaces
 from kb_pipeline.store.answers import Logged, Standing
 from kb_pipeline.store.database import Connection, transaction
@@ -58,13 +57,13 @@ def as_of(engine: Engine, space: Space, question: str, at: datetime, *, k: int =
     Raises Misconfigured for a future time, Rejected for one whose versions were purged, Transient for one that is not settled.
     """
     _require_told(engine, space, at)
-    question, vector = asked(engine, space, question)
+    asked = Asked(engine, checked(question))
     for last in (False,) * (ROUNDS - 1) + (True,):
-        look = _Look(engine, space, vector, Moment(at), principals, k)
+        look = _Look(engine, space, asked, Moment(at), principals, k)
         if look.search_index(last=last):
             hits = look.hits()
             if hits is not None:
-                return Answer(None, question, at, hits, look.withheld)
+                return Answer(None, asked.question, at, hits, look.withheld)
     raise Transient(f"space {space.key} moved {ROUNDS} times during the search: ask again", code="search_moved")
 
 
@@ -95,10 +94,10 @@ def replay(
     Raises Rejected where versions of that time were purged.
     """
     _require_kept(engine, space, logged.at)
-    _, vector = asked(engine, space, logged.question)
+    asked = Asked(engine, checked(logged.question))
     when = Moment(logged.at, logged.snapshot)
     for _ in range(ROUNDS):
-        look = _Look(engine, space, vector, when, logged.principals, logged.k - answer.withheld)
+        look = _Look(engine, space, asked, when, logged.principals, logged.k - answer.withheld)
         look.watched = {h.chunk_id for h in answer.hits}
         look.rank_exactly(progress=progress, every=True)
         hits = look.hits()
@@ -111,10 +110,11 @@ class _Look:
     """One look at the past: the best ``k`` that may be shown, and the best ``k`` that may not, while batches come by."""
 
     def __init__(
-        self, engine: Engine, space: Space, vector: NDArray[np.float32], when: Moment, principals: Sequence[str], k: int
+        self, engine: Engine, space: Space, asked: Asked, when: Moment, principals: Sequence[str], k: int
     ) -> None:
-        self.engine, self.space, self.vector, self.when, self.principals, self.k = engine, space, vector, when, principals, k
-        self.standing, self.ref = served(engine, space)
+        self.engine, self.space, self.when, self.principals, self.k = engine, space, when, principals, k
+        self.standing = served(engine, space)
+        self.vector = asked.of(self.standing, self.standing.ref)
         self.watched: set[int] = set()
         self.scores: dict[int, float] = {}  # of the watched chunks
         self._best: dict[bool, dict[int, Ranked]] = {True: {}, False: {}}  # shown or not
@@ -134,10 +134,10 @@ class _Look:
         What became or stopped being current meanwhile is ranked from the cache, so the index is asked first. Where it gives
         fewer than ``k``, it may be small, or approximate and have given up: all that was current then is ranked.
         """
-        width = max(4 * self.k, 32)
+        width, ref = max(4 * self.k, 32), self.standing.ref
         while True:
             try:
-                candidates = self.engine.index(self.space).search(self.ref, self.vector, width, None)
+                candidates = self.engine.index(ref).search(ref, self.vector, width, None)
             except KbError as e:
                 if e.code == "index_gone" and not last:
                     return False
@@ -211,7 +211,7 @@ class _Look:
         """Cosine similarities as the index computes them: of vectors rounded to float16."""
         s: Standing = self.standing
         with transaction(self.engine.pool) as c:
-            rows = embeddings.vectors_of(c, self.space.id, s.shard, s.model_id, ids)
+            rows = embeddings.vectors_of(c, self.space.id, s.shard, s.ref.model_id, ids)
             lost = len(history.owners(c, self.space.id, s.shard, sorted(set(ids) - {r.chunk_id for r in rows})))
         if lost:
             raise Rejected(

@@ -3,12 +3,13 @@
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from kb_pipeline.errors import Transient
+from kb_pipeline.model import IndexRef, Json
 from kb_pipeline.ports import BlobStore, Connector, Embedder, Parser, VectorIndex
 from kb_pipeline.store.database import Pool
 from kb_pipeline.store.sources import Source
-from kb_pipeline.store.spaces import Space
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +39,27 @@ def silent(_: Progress) -> None:
     """For callers that show nothing."""
 
 
+class Modelled(Protocol):
+    """Whatever says by which model its vectors are made: a space, one of its indexes."""
+
+    @property
+    def embedder(self) -> str: ...
+    @property
+    def embedder_options(self) -> Json: ...
+    @property
+    def fingerprint(self) -> str: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """Ports are opened per source or space, and kept by whoever made the engine."""
+    """Ports are opened per source, model or index kind, and kept by whoever made the engine."""
 
     pool: Pool
     blobs: BlobStore
     connector: Callable[[Source], Connector]
     parser: Callable[[str], Parser]
-    embedder: Callable[[Space], Embedder]
-    index: Callable[[Space], VectorIndex]
+    embedder: Callable[[Modelled], Embedder]
+    index: Callable[[IndexRef], VectorIndex]
     limits: Limits = field(default_factory=Limits)
     answer_log: bool = True
     stop: threading.Event = field(default_factory=threading.Event)  # set: end soon and in order, between two units of work

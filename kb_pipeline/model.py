@@ -177,6 +177,8 @@ class IndexRef:
     model_id: int
     name: str
     dimension: int
+    kind: str = "pgvector"  # the adapter's name in the registry
+    options: Json = field(default_factory=dict, hash=False)  # of the adapter, secrets as references
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +193,8 @@ class VectorEntry:
     acl_seq: int
     checksum: int  # signed 32 bit
     bucket: int  # the first 12 bits of vec_id
+    text: str = ""  # what keyword search reads; filled in only for an index whose capabilities say ``keyword``
+    title: str = ""  # of the document, and the headings above the chunk, a line each
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,8 +148,28 @@ class Embedder(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class IndexCapabilities:
+    """What a vector index can do, as data."""
+
+    digest: bool = True  # digest() is computed by the store; where not, it reads every id
+    keyword: bool = False  # it is a KeywordIndex: entries need their text
+    conditional: bool = True  # an older acl_seq never replaces a newer one; where not, reconciliation repairs that
+    named: bool = False  # each index is a thing of its own that names() lists; where not, entries are told apart by their index
+    filters: tuple[str, ...] = ("acl",)  # kinds of filter that search() applies before it takes the best k
+    max_batch: int = 2000  # entries or ids a call that are worth it; more are allowed, and cut by the adapter
+
+
 class VectorIndex(Protocol):
-    """A vector store. Writing never creates anything; every read sees what search sees."""
+    """A vector store. Writing never creates anything; every read sees what search sees.
+
+    Every method raises StateError (code ``index_gone``) for an index that was dropped or never made, Transient for a store that
+    is down, slow or asks to wait, Rejected for an entry it refuses (the caller narrows it down), Fatal and Misconfigured for
+    what an operator has to change. ``ensure`` and ``drop`` raise no StateError.
+    """
+
+    @property
+    def capabilities(self) -> IndexCapabilities: ...
 
     def ensure(self, ref: IndexRef) -> None:
         """Create what the index needs. Called when a space or a rebuild is made, never by a worker. Idempotent."""
@@ -185,6 +205,14 @@ class VectorIndex(Protocol):
 
     def drop(self, ref: IndexRef) -> int:
         """Remove everything of this index by its exact name. Idempotent. Returns what is left (0)."""
+        ...
+
+
+class KeywordIndex(VectorIndex, Protocol):
+    """An index whose capabilities say ``keyword``: it also finds by words, in Chinese and English."""
+
+    def keyword(self, ref: IndexRef, text: str, k: int, acl: Sequence[int] | None) -> list[Candidate]:
+        """Entries that share words with ``text``, best first. Scores are the store's own and compare within one answer only."""
         ...
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from kb_pipeline.engine import Engine
+from kb_pipeline.engine import Engine, Modelled
 from kb_pipeline.errors import Fatal, KbError, Rejected, Transient
 from kb_pipeline.model import Answer, Hit, IndexRef
 from kb_pipeline.store import answers
@@ -22,48 +22,64 @@ WIDEST = 4096  # candidates asked for at most
 
 def search(engine: Engine, space: Space, question: str, *, k: int = 5, principals: Sequence[str] = ()) -> Answer:
     """The best ``k`` chunks for a question. Without principals what everybody may read. Raises Rejected for no question."""
-    question, vector = asked(engine, space, question)
+    question = checked(question)
+    asked = Asked(engine, question)
     for last in (False,) * (ROUNDS - 1) + (True,):
-        found = _look(engine, space, vector, k, principals, last)
+        found = _look(engine, space, asked, k, principals, last)
         if found is not None:
             standing, joined = found
             return _answer(engine, space, question, k, principals, standing, joined)
     raise Transient(f"space {space.key} moved {ROUNDS} times during the search: ask again", code="search_moved")
 
 
-def asked(engine: Engine, space: Space, question: str) -> tuple[str, NDArray[np.float32]]:
-    """The question as it can be stored, and its vector: of length 1, of the space's model. Raises Rejected for no question."""
+def checked(question: str) -> str:
+    """The question as it can be stored. Raises Rejected for none."""
     if not question.strip():
         raise Rejected("the question is empty", code="empty_question")
-    question = question.replace("\0", "")
-    embedder = engine.embedder(space)
-    vector = np.asarray(embedder.embed_query(question), dtype=np.float32)
-    norm = float(np.linalg.norm(vector))
-    if vector.shape != (space.dimension,) or not np.isfinite(norm) or norm == 0:
-        raise Fatal(
-            f"embedder {space.embedder!r} answered the question with an unusable vector {vector.shape}", code="bad_vector"
-        )
-    return question, vector / np.float32(norm)
+    return question.replace("\0", "")
 
 
-def served(engine: Engine, space: Space) -> tuple[Standing, IndexRef]:
+class Asked:
+    """A question, and its vector by each model that it was asked of: one model a look, once each."""
+
+    def __init__(self, engine: Engine, question: str) -> None:
+        self.question = question
+        self._engine = engine
+        self._vectors: dict[int, NDArray[np.float32]] = {}
+
+    def of(self, model: Modelled, ref: IndexRef) -> NDArray[np.float32]:
+        """Of length 1, shape (dimension,)."""
+        if ref.model_id not in self._vectors:
+            vector = np.asarray(self._engine.embedder(model).embed_query(self.question), dtype=np.float32)
+            norm = float(np.linalg.norm(vector))
+            if vector.shape != (ref.dimension,) or not np.isfinite(norm) or norm == 0:
+                raise Fatal(
+                    f"embedder {model.embedder!r} answered the question with an unusable vector {vector.shape}",
+                    code="bad_vector",
+                )
+            self._vectors[ref.model_id] = vector / np.float32(norm)
+        return self._vectors[ref.model_id]
+
+
+def served(engine: Engine, space: Space) -> Standing:
     """What serves the space now. Raises Rejected."""
     with transaction(engine.pool) as c:
         standing = answers.standing(c, space.id)
     if standing is None:
         raise Rejected(f"space {space.key} serves no index: it is being made or removed", code="no_serving_index")
-    return standing, IndexRef(standing.index_id, space.id, standing.model_id, standing.name, standing.dimension)
+    return standing
 
 
 def _look(
-    engine: Engine, space: Space, vector: NDArray[np.float32], k: int, principals: Sequence[str], last: bool
+    engine: Engine, space: Space, asked: Asked, k: int, principals: Sequence[str], last: bool
 ) -> tuple[Standing, Joined] | None:
     """One consistent look: None if the index or the shard moved, or a candidate was replaced, under it."""
-    standing, ref = served(engine, space)
+    standing = served(engine, space)
+    vector = asked.of(standing, standing.ref)
     width = max(4 * k, 32)
     while True:
         try:
-            candidates = engine.index(space).search(ref, vector, width, None)
+            candidates = engine.index(standing.ref).search(standing.ref, vector, width, None)
         except KbError as e:
             if e.code == "index_gone" and not last:
                 return None

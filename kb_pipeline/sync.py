@@ -148,7 +148,7 @@ def settle(engine: Engine, space: Space, *, loaded: int) -> int:
         promote_if_large(engine, space)
         with transaction(engine.pool) as c:
             serving = spaces.serving_index(c, space.id)
-        engine.index(space).settle(serving)
+        engine.index(serving).settle(serving)
     if waits.left_shard:
         clear_left_shard(engine, space)
     with transaction(engine.pool) as c:

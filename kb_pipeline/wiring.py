@@ -1,14 +1,15 @@
 """Settings to an opened application: the only place where concrete parts meet."""
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, fields
 from typing import Any
 
 from kb_pipeline.embedded_postgres import EmbeddedPostgres
-from kb_pipeline.engine import Engine, Limits, Progress, silent
+from kb_pipeline.engine import Engine, Limits, Modelled, Progress, silent
 from kb_pipeline.errors import Misconfigured
-from kb_pipeline.model import ChunkParams, Json
+from kb_pipeline.model import ChunkParams, IndexRef, Json
 from kb_pipeline.ports import BlobStore, Connector, Embedder, Parser, VectorIndex
 from kb_pipeline.registry import CONNECTORS, INDEXES, open_adapter
 from kb_pipeline.settings import Settings, secret
@@ -54,6 +55,7 @@ class App:
         embedder: str | None = None,
         embedder_options: Json | None = None,
         index: str | None = None,
+        index_options: Json | None = None,
         retained_versions: int = 5,
         schedule: str = "",
         time_zone: str = "UTC",
@@ -67,6 +69,7 @@ class App:
                 f"unknown index {index_kind!r}: choose one of {', '.join(sorted(INDEXES))}", code="unknown_index"
             )
         options = embedder_options or {}
+        self._open_index(index_kind, index_options or {})
         opened: Embedder = open_adapter("embedder", kind, _revealed(options))
         dimension = opened.dimension
         checked_chunking(chunking or {})
@@ -74,13 +77,13 @@ class App:
             model_id = spaces.ensure_model(c, opened.fingerprint, dimension)
             values = {
                 "key": key, "name": name or key, "model_id": model_id, "embedder": kind, "embedder_options": options,
-                "index_kind": index_kind, "index_options": {}, "chunking": chunking or {},
+                "index_kind": index_kind, "index_options": index_options or {}, "chunking": chunking or {},
                 "retained_versions": retained_versions, "schedule": schedule, "time_zone": time_zone,
                 "audience": audience,
             }  # fmt: skip
             space = spaces.create_space(c, values)
             ref = spaces.living_indexes(c, space.id)[0]
-        self._index(space).ensure(ref)
+        self._index(ref).ensure(ref)
         with transaction(self.pool) as c:
             spaces.serve_index(c, space.id)
         return space
@@ -113,24 +116,27 @@ class App:
         made: Parser = self._keep("parser", name, lambda: open_adapter("parser", name))
         return made
 
-    def _embedder(self, space: Space) -> Embedder:
+    def _embedder(self, of: Modelled) -> Embedder:
         made: Embedder = self._keep(
-            "embedder", str(space.id), lambda: open_adapter("embedder", space.embedder, _revealed(space.embedder_options))
+            "embedder",
+            _keyed(of.embedder, of.embedder_options),
+            lambda: open_adapter("embedder", of.embedder, _revealed(of.embedder_options)),
         )
-        if made.fingerprint != space.fingerprint:
+        if made.fingerprint != of.fingerprint:
             raise Misconfigured(
-                f"space {space.key!r} was embedded with {space.fingerprint}, its embedder is now {made.fingerprint}: "
-                "use the same model, or make a new space",
+                f"these vectors were made with {of.fingerprint}, embedder {of.embedder!r} is now {made.fingerprint}: "
+                "bring the same model back, or choose the new one with kb space set SPACE embedder=...",
                 code="model_changed",
             )
         return made
 
-    def _index(self, space: Space) -> VectorIndex:
-        dependencies = (self.pool,) if space.index_kind == "pgvector" else ()
+    def _index(self, ref: IndexRef) -> VectorIndex:
+        return self._open_index(ref.kind, ref.options)
+
+    def _open_index(self, kind: str, options: Json) -> VectorIndex:
+        dependencies = (self.pool,) if kind == "pgvector" else ()
         made: VectorIndex = self._keep(
-            "index",
-            space.index_kind,
-            lambda: open_adapter("index", space.index_kind, _revealed(space.index_options), *dependencies),
+            "index", _keyed(kind, options), lambda: open_adapter("index", kind, _revealed(options), *dependencies)
         )
         return made
 
@@ -191,6 +197,10 @@ def checked_chunking(values: Mapping[str, Any]) -> ChunkParams:
             code="bad_option",
         )
     return params
+
+
+def _keyed(name: str, options: Json) -> str:
+    return f"{name} {json.dumps(options, sort_keys=True, ensure_ascii=False)}"
 
 
 def _revealed(options: Json) -> Json:

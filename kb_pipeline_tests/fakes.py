@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from kb_pipeline.blobs import checked_key
 from kb_pipeline.embedders.hashing import Config as HashingConfig
 from kb_pipeline.embedders.hashing import HashingEmbedder
+from kb_pipeline.engine import Modelled
 from kb_pipeline.errors import KbError, Rejected, StateError, Transient
 from kb_pipeline.model import BadItem, Bucket, Candidate, Fetched, IndexRef, Item, Json, Page, Presence, VectorEntry, Verdict
-from kb_pipeline.ports import BlobStore, Capabilities, Connector, Embedder, VectorIndex, Vectors
+from kb_pipeline.ports import BlobStore, Capabilities, Connector, Embedder, IndexCapabilities, VectorIndex, Vectors
 from kb_pipeline.settings import Settings
 from kb_pipeline.store import sources
 from kb_pipeline.store.database import Pool, transaction
@@ -171,6 +172,8 @@ class CountingEmbedder:
 class MemoryIndex:
     """Exact search over what was written. It can lie, too: accept entries or deletions and forget about them."""
 
+    capabilities = IndexCapabilities(named=True)
+
     def __init__(self) -> None:
         self.indexes: dict[str, dict[UUID, VectorEntry]] = {}
         self.dropped: set[str] = set()
@@ -305,11 +308,11 @@ class FakedApp(App):
     def _connector(self, source: Source) -> Connector:
         return self.connectors[source.id] if source.id in self.connectors else super()._connector(source)
 
-    def _embedder(self, space: Space) -> Embedder:
-        return self.embedder or super()._embedder(space)
+    def _embedder(self, of: Modelled) -> Embedder:
+        return self.embedder or super()._embedder(of)
 
-    def _index(self, space: Space) -> VectorIndex:
-        return self.index or super()._index(space)
+    def _index(self, ref: IndexRef) -> VectorIndex:
+        return self.index or super()._index(ref)
 
     def _blobs(self) -> BlobStore:
         return self.blobs or super()._blobs()

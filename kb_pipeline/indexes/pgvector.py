@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict
 
 from kb_pipeline.errors import Fatal, Misconfigured, StateError, Transient
 from kb_pipeline.model import Bucket, Candidate, IndexRef, VectorEntry
+from kb_pipeline.ports import IndexCapabilities
 from kb_pipeline.statements import load_statements
 
 SQL = load_statements(__package__, "pgvector.sql")
@@ -45,6 +46,8 @@ class PgVectorIndex:
     def __init__(self, config: Config, pool: Pool) -> None:
         self._config = config
         self._pool = pool
+
+    capabilities = IndexCapabilities()
 
     def ensure(self, ref: IndexRef) -> None:
         """Extension and tables of the model. Raises Misconfigured naming what the operator has to do."""

@@ -44,11 +44,10 @@ def _begin(engine: Engine, space: Space) -> None:
 
 
 def _drop_indexes(engine: Engine, space: Space) -> None:
-    index = engine.index(space)
     with transaction(engine.pool) as c:
         refs = removal.dropping_indexes(c, space.id)
     for ref in refs:
-        if index.drop(ref) == 0:
+        if engine.index(ref).drop(ref) == 0:
             with transaction(engine.pool) as c:
                 removal.dropped_index(c, ref.index_id)
 

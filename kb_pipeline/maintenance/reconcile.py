@@ -86,7 +86,7 @@ def reconcile(
         ref, began = spaces.serving_index(c, space.id), retention.clock(c)
         if repair and retry_failed:
             vector_retries.reset(c, space.id)
-    held = engine.index(space).digest(ref)
+    held = engine.index(ref).digest(ref)
     rows = _rows(engine, space, lambda c, shard: digests.row_digest(c, space.id, shard))
     report = ReconcileReport(space.key, sum(b.count for b in rows.values()), sum(b.count for b in held.values()))
     differing = sorted(b for b in held.keys() | rows.keys() if held.get(b) != rows.get(b))
@@ -120,7 +120,7 @@ def _look(engine: Engine, space: Space, ref: IndexRef, buckets: Sequence[int]) -
     """R1 and R2 for some buckets: ids of the index, rows after them."""
     held: dict[UUID, int] = {}
     for bucket in buckets:
-        held |= engine.index(space).ids(ref, bucket)
+        held |= engine.index(ref).ids(ref, bucket)
 
     def read(c: Connection, shard: int) -> tuple[dict[UUID, Wanted], list[Stray]]:
         wanted = {w.vec_id: w for w in digests.current_in(c, space.id, shard, buckets)}
@@ -189,7 +189,7 @@ def _upsert(engine: Engine, space: Space, ref: IndexRef, wanted: Sequence[Wanted
         if without := [w.chunk_id for w in part if w.chunk_id not in vectors]:
             tried |= _embed(engine, space, without, report)
             vectors |= _vectors(engine, space, ref, [w for w in part if w.chunk_id not in vectors])
-        refused = upsert_each(engine.index(space), ref, [_entry(w, vectors[w.chunk_id]) for w in part if w.chunk_id in vectors])
+        refused = upsert_each(engine.index(ref), ref, [_entry(w, vectors[w.chunk_id]) for w in part if w.chunk_id in vectors])
         tried |= {
             w.chunk_id: f"{e.code}: {e.message}" if (e := refused.get(w.vec_id)) else ABSENT
             for w in part

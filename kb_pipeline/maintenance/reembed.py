@@ -117,7 +117,7 @@ def _upsert(engine: Engine, space: Space, vectors: dict[bytes, bytes], brought: 
     if entries:
         with transaction(engine.pool) as c:
             ref = spaces.serving_index(c, space.id)
-        engine.index(space).upsert(ref, entries)
+        engine.index(ref).upsert(ref, entries)
         brought.update(e.chunk_id for e in entries)
     return len(entries)
 

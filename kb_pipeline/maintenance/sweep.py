@@ -91,8 +91,8 @@ def _sweep_spaces(engine: Engine, removed: Removed) -> None:
 def _sweep_indexes(engine: Engine, removed: Removed) -> None:
     with transaction(engine.pool) as c:
         samples = outside.index_kinds(c)
-    for space in samples:
-        index = engine.index(space)
+    for sample in samples:
+        index = engine.index(sample)
         if not isinstance(index, Listing):
             continue
         named = {int(m[2]): (name, int(m[1])) for name in index.names() if (m := _INDEX.fullmatch(name))}
@@ -101,7 +101,7 @@ def _sweep_indexes(engine: Engine, removed: Removed) -> None:
         removed.foreign += len(found.foreign)
         for index_id in found.dead:
             name, space_id = named[index_id]
-            index.drop(IndexRef(index_id, space_id, 0, name, 0))
+            index.drop(IndexRef(index_id, space_id, 0, name, 0, sample.kind, sample.options))
             removed.indexes += 1
 
 
@@ -116,12 +116,10 @@ class Compacting(Protocol):
 
 def compact_index(engine: Engine, space: Space) -> bool:
     """Off-peak, after the vector GC. False where there is nothing to gain."""
-    index = engine.index(space)
-    if not isinstance(index, Compacting):
-        return False
     with transaction(engine.pool) as c:
         ref = spaces.serving_index(c, space.id)
-    return index.compact(ref)
+    index = engine.index(ref)
+    return index.compact(ref) if isinstance(index, Compacting) else False
 
 
 def _batched(items: Iterable[str], size: int) -> Iterator[list[str]]:

@@ -45,7 +45,7 @@ def _decide(engine: Engine, space: Space) -> None:
 
 
 def _erase(engine: Engine, space: Space, ref: IndexRef) -> int:
-    index = engine.index(space)
+    index = engine.index(ref)
     erased, after = 0, None
     while True:
         with transaction(engine.pool) as c:

@@ -80,7 +80,7 @@ def _prepare(engine: Engine, space: Space, claims: Sequence[Claim]) -> tuple[Ind
 
 def _bring(engine: Engine, space: Space, ref: IndexRef, wanted: Sequence[Wanted], brought: _Brought) -> None:
     """Steps 2 to 4. Raises what concerns the index as a whole."""
-    index = engine.index(space)
+    index = engine.index(ref)
     for part in _slices(wanted):
         missing = _missing(index.present(ref, [w.vec_id for w in part]), part)
         if not missing:

@@ -8,7 +8,7 @@ from typing import Any
 from psycopg.types.json import Jsonb
 
 from kb_pipeline.errors import Misconfigured
-from kb_pipeline.model import Candidate
+from kb_pipeline.model import Candidate, IndexRef, Json
 from kb_pipeline.statements import load_statements
 from kb_pipeline.store.database import Connection, one
 
@@ -17,19 +17,19 @@ SQL = load_statements(__package__, "answers.sql")
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where a search begins: what serves the space, where its rows are, and when it was asked."""
+    """Where a search begins: where the space's rows are, when it was asked, and what serves it by which model."""
 
-    index_id: int
-    name: str
-    model_id: int
-    dimension: int
     shard: int
     at: datetime
+    fingerprint: str
+    embedder: str
+    embedder_options: Json
+    ref: IndexRef
 
 
 def standing(c: Connection, space_id: int) -> Standing | None:
-    row = c.execute(SQL.standing, {"space": space_id}).fetchone()
-    return Standing(*row) if row else None
+    r = c.execute(SQL.standing, {"space": space_id}).fetchone()
+    return Standing(r.shard, r.at, r.fingerprint, r.embedder, r.embedder_options, IndexRef(*r[5:])) if r else None
 
 
 @dataclass(frozen=True, slots=True)

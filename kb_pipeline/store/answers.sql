@@ -1,5 +1,5 @@
 -- name: standing
-SELECT i.id, i.name, i.model_id, m.dimension, s.shard, clock_timestamp()
+SELECT s.shard, clock_timestamp() AS at, m.fingerprint, i.embedder, i.embedder_options, i.id, i.space_id, i.model_id, i.name, m.dimension, i.kind, i.options
 FROM kb_space s JOIN kb_index i ON i.space_id = s.id AND i.status = 'SERVING' JOIN kb_model m ON m.id = i.model_id
 WHERE s.id = %(space)s AND s.status = 'ACTIVE'
 

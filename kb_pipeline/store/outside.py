@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kb_pipeline.model import IndexRef
 from kb_pipeline.statements import load_statements
 from kb_pipeline.store.database import Connection
-from kb_pipeline.store.spaces import Space, space_by_id
 
 SQL = load_statements(__package__, "outside.sql")
 LARGEST = 2**31 - 1  # of the ids; a larger number is in no name of ours
@@ -39,7 +39,6 @@ def _judged(ids: Sequence[int], rows: Any) -> Judged:
     return found
 
 
-def index_kinds(c: Connection) -> list[Space]:
-    """One space, deleted or not, for each kind of index and its options."""
-    found = (space_by_id(c, row.id) for row in c.execute(SQL.index_kinds).fetchall())
-    return [space for space in found if space is not None]
+def index_kinds(c: Connection) -> list[IndexRef]:
+    """One index, dropped or not, for each kind of index and its options."""
+    return [IndexRef(*row) for row in c.execute(SQL.index_kinds)]

@@ -10,4 +10,5 @@ WHERE NOT EXISTS (SELECT FROM kb_index i JOIN kb_space s ON s.id = i.space_id WH
 ORDER BY x.id
 
 -- name: index_kinds
-SELECT DISTINCT ON (index_kind, index_options) id FROM kb_space ORDER BY index_kind, index_options, id
+SELECT DISTINCT ON (i.kind, i.options) i.id, i.space_id, i.model_id, i.name, m.dimension, i.kind, i.options
+FROM kb_index i JOIN kb_model m ON m.id = i.model_id ORDER BY i.kind, i.options, i.id

@@ -19,7 +19,7 @@ UPDATE kb_source SET status = 'PAUSED' WHERE space_id = %(space)s AND status = '
 UPDATE kb_index SET status = 'DROPPING' WHERE space_id = %(space)s AND status IN ('FOLLOWING', 'SERVING')
 
 -- name: dropping_indexes
-SELECT i.id, i.space_id, i.model_id, i.name, m.dimension FROM kb_index i JOIN kb_model m ON m.id = i.model_id
+SELECT i.id, i.space_id, i.model_id, i.name, m.dimension, i.kind, i.options FROM kb_index i JOIN kb_model m ON m.id = i.model_id
 WHERE i.space_id = %(space)s AND i.status = 'DROPPING'
 
 -- name: dropped_index

@@ -56,7 +56,7 @@ def create_space(c: Connection, values: Mapping[str, Any]) -> Space:
             code="bad_space_key",
         ) from e
     space = get_space(c, str(values["key"]))
-    c.execute(SQL.create_index, {"space": space.id, "model": space.model_id, "prefix": "kb_"})
+    c.execute(SQL.create_index, {"space": space.id})
     c.execute(SQL.create_floor, {"space": space.id})
     return space
 

@@ -7,14 +7,15 @@ SELECT %(key)s, %(name)s,
 
 -- name: create_index
 WITH n AS (SELECT nextval(pg_get_serial_sequence('kb_index', 'id'))::int AS id)
-INSERT INTO kb_index (id, space_id, model_id, name, status, base_done) OVERRIDING SYSTEM VALUE
-SELECT n.id, %(space)s, %(model)s, %(prefix)s || %(space)s::int || '_' || n.id, 'FOLLOWING', true FROM n
+INSERT INTO kb_index (id, space_id, model_id, name, status, base_done, kind, options, embedder, embedder_options) OVERRIDING SYSTEM VALUE
+SELECT n.id, s.id, s.model_id, 'kb_' || s.id || '_' || n.id, 'FOLLOWING', true, s.index_kind, s.index_options, s.embedder, s.embedder_options
+FROM n CROSS JOIN kb_space s WHERE s.id = %(space)s
 
 -- name: create_floor
 INSERT INTO kb_queue_floor (space_id) VALUES (%(space)s)
 
 -- name: serve_index
-UPDATE kb_index SET status = 'SERVING'
+UPDATE kb_index SET status = 'SERVING', served_at = clock_timestamp()
 WHERE space_id = %(space)s AND status = 'FOLLOWING' AND base_done
   AND NOT EXISTS (SELECT FROM kb_index i WHERE i.space_id = %(space)s AND i.status = 'SERVING')
 
@@ -49,11 +50,11 @@ SELECT pg_advisory_xact_lock(1, %(space)s::int)
 SELECT shard FROM kb_space WHERE id = %(space)s AND generation = %(generation)s AND status = 'ACTIVE'
 
 -- name: living_indexes
-SELECT i.id, i.space_id, i.model_id, i.name, m.dimension FROM kb_index i JOIN kb_model m ON m.id = i.model_id
+SELECT i.id, i.space_id, i.model_id, i.name, m.dimension, i.kind, i.options FROM kb_index i JOIN kb_model m ON m.id = i.model_id
 WHERE i.space_id = %(space)s AND i.status IN ('FOLLOWING', 'SERVING') ORDER BY i.status DESC, i.id
 
 -- name: serving_index
-SELECT i.id, i.space_id, i.model_id, i.name, m.dimension FROM kb_index i JOIN kb_model m ON m.id = i.model_id
+SELECT i.id, i.space_id, i.model_id, i.name, m.dimension, i.kind, i.options FROM kb_index i JOIN kb_model m ON m.id = i.model_id
 WHERE i.space_id = %(space)s AND i.status = 'SERVING'
 
 -- name: lock_indexes

@@ -118,7 +118,8 @@ def main() -> None:
         settings = load_settings({}, home=home, database_url=url, embedder="hashing", answer_log=False)
         with open_app(settings) as app:
             began = time.perf_counter()
-            app.engine.index(filled.space).settle(serving_index(c, filled.space.id))
+            ref = serving_index(c, filled.space.id)
+            app.engine.index(ref).settle(ref)
             print(f"   HNSW built in {time.perf_counter() - began:.0f} s", flush=True)
             measured(app.engine, filled.space, "nothing changed", options.times)
             change(c, filled, changed // PER, PER, 0)

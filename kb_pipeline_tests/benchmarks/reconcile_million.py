@@ -22,6 +22,7 @@ from kb_pipeline.model import Bucket, IndexRef
 from kb_pipeline.ports import VectorIndex
 from kb_pipeline.settings import load_settings
 from kb_pipeline.store.database import Connection
+from kb_pipeline.store.spaces import serving_index
 from kb_pipeline.wiring import open_app
 from kb_pipeline_tests.benchmarks.corpus import peak_rss_mb, scratch
 from kb_pipeline_tests.benchmarks.synthetic import Filled, SpaceSpec, connect, database, fill, load_average
@@ -99,7 +100,7 @@ def main() -> None:
     with database(options.target) as url, connect(url) as c, scratch() as home:
         (filled,) = fill(c, [spec])
         with open_app(load_settings({}, home=home, database_url=url, embedder="hashing")) as app:
-            index = CountedIndex(app.engine.index(filled.space))
+            index = CountedIndex(app.engine.index(serving_index(c, filled.space.id)))
             engine = replace(app.engine, index=lambda _: index)
             measured(engine, index, filled, "in sync (goal: up to 1 s)", repair=True, times=7)
             plant(c, filled, options.planted)

@@ -18,6 +18,7 @@ from typing import Any
 import psycopg
 from psycopg.sql import SQL, Identifier
 
+from kb_pipeline.engine import Modelled
 from kb_pipeline.errors import KbError
 from kb_pipeline.maintenance.delete_space import delete_space
 from kb_pipeline.maintenance.deletion import delete_document
@@ -25,12 +26,12 @@ from kb_pipeline.maintenance.promotion import GRACE, clear_left_shard, promote_i
 from kb_pipeline.maintenance.purge import purge
 from kb_pipeline.maintenance.reconcile import reconcile
 from kb_pipeline.maintenance.vector_gc import collect_vectors
-from kb_pipeline.model import Verdict
+from kb_pipeline.model import IndexRef, Verdict
 from kb_pipeline.pipeline import IngestReport, ingest
 from kb_pipeline.ports import Embedder, VectorIndex
 from kb_pipeline.settings import Settings
-from kb_pipeline.store import documents, tasks
-from kb_pipeline.store.database import Pool, open_pool, retried, transaction
+from kb_pipeline.store import documents, spaces, tasks
+from kb_pipeline.store.database import Pool, connection, open_pool, retried, transaction
 from kb_pipeline.store.migrations import migrations
 from kb_pipeline.store.sources import Source
 from kb_pipeline.store.spaces import Space
@@ -74,14 +75,19 @@ class StormApp(FakedApp):
 
     def __init__(self, storm: "Storm", pool: Pool) -> None:
         self.storm = storm
+        self._keys: dict[int, str] = {}  # an id never comes back under another key
         super().__init__(storm.settings, pool, migrations()[-1].version, blobs=storm.blobs)
         self.connectors = storm.connectors
 
-    def _embedder(self, space: Space) -> Embedder:
+    def _embedder(self, of: Modelled) -> Embedder:
         return self.storm.embedder
 
-    def _index(self, space: Space) -> VectorIndex:
-        inner = self.storm.index if space.key == "outside" else super()._index(space)
+    def _index(self, ref: IndexRef) -> VectorIndex:
+        if ref.space_id not in self._keys:
+            with connection(self.pool) as c:
+                space = spaces.space_by_id(c, ref.space_id)
+            self._keys[ref.space_id] = space.key if space else ""
+        inner = self.storm.index if self._keys[ref.space_id] == "outside" else super()._index(ref)
         return StormyIndex(inner, self.storm.weather)
 
 

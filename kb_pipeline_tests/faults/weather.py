@@ -71,6 +71,7 @@ class StormyIndex:
 
     def __init__(self, inner: VectorIndex, weather: Weather) -> None:
         self.inner, self.weather = inner, weather
+        self.capabilities = inner.capabilities
 
     def ensure(self, ref: IndexRef) -> None:
         self.inner.ensure(ref)

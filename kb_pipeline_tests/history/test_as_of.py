@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from kb_pipeline.errors import KbError, Misconfigured, Rejected, Transient
 from kb_pipeline.model import Candidate, Hit, IndexRef
+from kb_pipeline.search import served
 from kb_pipeline.store import spaces
 from kb_pipeline.store.database import transaction
 from kb_pipeline.store.documents import delete_documents, lock_documents
@@ -120,7 +121,7 @@ def test_what_came_later_takes_no_place_among_the_candidates(flow: Flow, monkeyp
 
 
 def _widths(monkeypatch: pytest.MonkeyPatch, flow: Flow) -> list[int]:
-    index, asked = flow.engine.index(flow.space), []
+    index, asked = flow.engine.index(served(flow.engine, flow.space).ref), []
     search = index.search
 
     def counted(ref: IndexRef, vector: NDArray[np.float32], k: int, acl: Sequence[int] | None) -> list[Candidate]:

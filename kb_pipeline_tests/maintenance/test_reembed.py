@@ -60,7 +60,7 @@ def score(flow: Flow, external_id: str) -> float:
     vector = flow.embedder.embed_documents([text])[0]
     with transaction(flow.app.pool) as c:
         ref = spaces.serving_index(c, flow.space.id)
-    return {h.vec_id: h.score for h in flow.engine.index(flow.space).search(ref, vector, 50, None)}[row.vec_id]
+    return {h.vec_id: h.score for h in flow.engine.index(ref).search(ref, vector, 50, None)}[row.vec_id]
 
 
 def test_same_model_changes_nothing(swapped: Flow) -> None:

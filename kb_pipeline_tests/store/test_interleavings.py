@@ -258,7 +258,8 @@ def test_a_late_upsert_waits_for_a_promotion_and_goes_to_the_new_shard(app: Fake
     if app.index is not None:
         pytest.skip("without pgvector no vectors are in this database")
     shelf = Shelf(pool, app.add_space(f"late-{next(_number)}"))
-    index, ref = app.engine.index(shelf.space), shelf.index()
+    ref = shelf.index()
+    index = app.engine.index(ref)
     entry = entry_of(ref.dimension)
     with pool.connection() as c:
         spaces.promote(c, shelf.space)

@@ -53,7 +53,7 @@ def index(c: Connection, engine: Engine, space: Space, shard: int) -> "DataFrame
     ids = list(frame["vec_id"])
     held: dict[Any, int] = {}
     for start in range(0, len(ids), SLICE):
-        held |= engine.index(space).present(ref, ids[start : start + SLICE])
+        held |= engine.index(ref).present(ref, ids[start : start + SLICE])
     frame["in_index"] = [i in held for i in ids]
     behind = [None if i not in held else seq - held[i] for i, seq in zip(ids, frame["acl_seq"], strict=True)]
     frame["acl_changes_behind"] = behind

@@ -174,7 +174,7 @@ def _absent(engine: Engine, space: Space, since: datetime) -> tuple[dict[Any, An
         ref = spaces.serving_index(c, space.id)
     held: set[Any] = set()
     for start in range(0, len(rows), 2000):
-        held |= set(engine.index(space).present(ref, [r.vec_id for r in rows[start : start + 2000]]))
+        held |= set(engine.index(ref).present(ref, [r.vec_id for r in rows[start : start + 2000]]))
     return {r.vec_id: r for r in rows if r.vec_id not in held}, len(rows)
 
 
