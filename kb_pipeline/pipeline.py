@@ -78,13 +78,15 @@ def ingest(
     """
     report = IngestReport()
     total = batches = 0
+    given = space
     retried(lambda: _ensure_log(engine), idempotent=True)
     while limit is None or report.tasks < limit:
         if engine.stop.is_set():
             report.stopped = Stopped()
             return report
+        space = retried(lambda: _as_it_is(engine, given), idempotent=True)
         wanted = engine.limits.batch_size if limit is None else min(engine.limits.batch_size, limit - report.tasks)
-        claims = retried(lambda wanted=wanted: _claim(engine, space, wanted, nodes))  # type: ignore[misc]
+        claims = retried(lambda wanted=wanted: _claim(engine, given, wanted, nodes))  # type: ignore[misc]
         if not claims:
             return report
         if batches % COUNT_EVERY == 0:
@@ -99,7 +101,7 @@ def ingest(
                 done = report.published + report.failed
                 progress(Progress("ingesting", done, max(total, done)))
         if batches == 1:
-            retried(lambda: _learn(engine, space), idempotent=True)
+            retried(lambda: _learn(engine, given), idempotent=True)
         if report.stopped is not None:
             return report
     return report
@@ -108,6 +110,13 @@ def ingest(
 def _ensure_log(engine: Engine) -> None:
     with transaction(engine.pool) as c:
         tasks.ensure_log(c)
+
+
+def _as_it_is(engine: Engine, space: Space) -> Space:
+    """Its model may have changed since the last batch. A space that is gone stays as it was: the fences say so."""
+    with transaction(engine.pool) as c:
+        now = spaces.space_by_id(c, space.id)
+    return now if now is not None and now.generation == space.generation else space
 
 
 def _learn(engine: Engine, space: Space) -> None:

@@ -39,6 +39,7 @@ class Settings:
     fanout_runs: int = _setting(4, "runs that work side by side in one space at most, 1 to 50")
     split_nodes: bool = _setting(False, "waiting documents are embedded and indexed by runs of their own")
     time_zone: str = _setting("UTC", "of the nightly schedules, as in `Europe/Berlin`; a space's own is set with the space")
+    keep_index_days: float = _setting(7.0, "how long an index that was replaced is kept up to date, to go back to it")
     run_retention_days: int = _setting(30, "finished Dagster runs and their logs are deleted when they are older")
     answer_log: bool = _setting(True, "keep question, principals and chunk ids of every answer")
     web_port: int = _setting(3000, "port of the Dagster web UI")
@@ -131,6 +132,7 @@ def _checked(s: Settings) -> Settings:
         ("child_memory_mb", s.child_memory_mb == 0 or s.child_memory_mb >= 256, "0, or 256 or more"),
         ("fanout_tasks", s.fanout_tasks >= 1, "1 or more"),
         ("fanout_runs", 1 <= s.fanout_runs <= 50, "1 to 50"),
+        ("keep_index_days", 0 <= s.keep_index_days <= 365, "0 to 365"),
         ("run_retention_days", s.run_retention_days >= 1, "1 or more"),
         (
             "database_url",

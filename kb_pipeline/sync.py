@@ -9,6 +9,7 @@ from kb_pipeline.engine import Engine, Progress, silent
 from kb_pipeline.errors import KbError, Misconfigured, Transient
 from kb_pipeline.maintenance.deletion import confirm_hidden
 from kb_pipeline.maintenance.promotion import clear_left_shard, promote_if_large
+from kb_pipeline.maintenance.rebuild import follow
 from kb_pipeline.maintenance.vector_gc import collect_vectors
 from kb_pipeline.model import Verdict
 from kb_pipeline.pipeline import IngestReport, ingest
@@ -149,6 +150,7 @@ def settle(engine: Engine, space: Space, *, loaded: int) -> int:
         with transaction(engine.pool) as c:
             serving = spaces.serving_index(c, space.id)
         engine.index(serving).settle(serving)
+    follow(engine, space)
     if waits.left_shard:
         clear_left_shard(engine, space)
     with transaction(engine.pool) as c:

@@ -55,14 +55,15 @@ def _drop_indexes(engine: Engine, space: Space) -> None:
 def _forget_embeddings(engine: Engine, space: Space) -> None:
     """Cached vectors of texts that no other space has, while the rows that name them are still there."""
     with transaction(engine.pool) as c:
-        shards = removal.shards(c, space.id)
+        shards, models = removal.shards(c, space.id), removal.models(c, space.id)
     for shard, _ in shards:
         after, n = 0, HASHES
         while n == HASHES:
             with transaction(engine.pool) as c:
                 before = retention.clock(c)  # before the look: whoever pins a text from here on keeps it
                 n, after = retention.stage_of_space(c, space.id, shard, after, HASHES)
-                retention.forget_staged(c, space.model_id, before)
+                for model in models:
+                    retention.forget_staged(c, model, before)
 
 
 def _clear_shards(engine: Engine, space: Space) -> None:
@@ -100,8 +101,10 @@ def _delete_rows(engine: Engine, space: Space) -> None:
             if not removal.delete_documents(c, space.id, BATCH):
                 break
     with transaction(engine.pool) as c:
+        models = removal.models(c, space.id)
         removal.delete_rest(c, space.id)
-        removal.forget_unused_embeddings(c, space.model_id)
+        for model in models:
+            removal.forget_unused_embeddings(c, model)
 
 
 def _residue(engine: Engine, space: Space) -> dict[str, int]:

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from typing import TypeVar
 
 from kb_pipeline.engine import Engine, Progress, silent
+from kb_pipeline.maintenance.rebuild import drop_former
 from kb_pipeline.maintenance.sweep import sweep_objects
 from kb_pipeline.maintenance.vector_gc import collect_vectors
 from kb_pipeline.store import alerts, documents, erasure, retention, spaces
@@ -36,6 +37,7 @@ class PurgeReport:
     chunks: int = 0
     vectors: int = 0
     objects: int = 0
+    indexes: int = 0  # that served before, and whose time is over
     embeddings: int = 0
     answers: int = 0
     logs: int = 0  # rows of the node log, finished passes, reconciliations and resolved alerts
@@ -49,9 +51,10 @@ def purge(
     report = PurgeReport(space.key)
     report.answers = _all(engine, lambda c: retention.forget_answers(c, space.id, start - keep, ANSWERS), ANSWERS)
     _documents(engine, space, start - keep - min(keep, MARGIN), report, progress)
+    report.indexes = drop_former(engine, space)
     report.vectors = collect_vectors(engine, space)
     report.objects += sweep_objects(engine, space)
-    report.embeddings = forget_embeddings(engine, space, start - keep)
+    report.embeddings = forget_embeddings(engine, space, start - keep) + _forget_retired(engine, space, start - keep)
     report.logs = _logs(engine, space, start - LOGS)
     return report
 
@@ -116,6 +119,14 @@ def forget_embeddings(engine: Engine, space: Space, before: datetime) -> int:
     while n == EMBEDDINGS:
         n, after, removed = _at_length(engine, forget)
         forgotten += removed
+    return forgotten
+
+
+def _forget_retired(engine: Engine, space: Space, before: datetime) -> int:
+    """All cached vectors of a model that served the space once, living chunks or not."""
+    forgotten = 0
+    for model in _run(engine, lambda c: retention.retired_models(c, space.id, before)):
+        forgotten += _all(engine, lambda c: retention.forget_retired(c, model, before, ANSWERS), ANSWERS)  # noqa: B023
     return forgotten
 
 

@@ -8,21 +8,22 @@ A vector that stays away is tried again after a back-off, five times in all, the
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TypeVar
 from uuid import UUID
 
 from kb_pipeline.engine import Engine, Progress, silent
-from kb_pipeline.errors import KbError, Rejected
-from kb_pipeline.model import Bucket, IndexRef, Json, VectorEntry
+from kb_pipeline.errors import KbError
+from kb_pipeline.maintenance.embed_missing import embed_missing
+from kb_pipeline.maintenance.rows import with_rows
+from kb_pipeline.model import Bucket, IndexRef, Json
+from kb_pipeline.nodes.entries import entries
 from kb_pipeline.nodes.index import ABSENT, remember, upsert_each
-from kb_pipeline.stages.embed import embed_texts
-from kb_pipeline.store import alerts, digests, documents, embeddings, retention, spaces, vector_retries
-from kb_pipeline.store.database import Connection, retried, transaction
+from kb_pipeline.store import alerts, digests, documents, indexes, retention, vector_retries
+from kb_pipeline.store.database import Connection, transaction
 from kb_pipeline.store.digests import Stray
+from kb_pipeline.store.indexes import Index
 from kb_pipeline.store.publications import Wanted
 from kb_pipeline.store.spaces import Space
 
-T = TypeVar("T")
 GROUP = 30_000  # ids of an index that are held at a time: each group costs a scan of the space's rows
 SLICE = 2000  # vectors a call of the index
 SAMPLES = 20  # of each kind
@@ -76,43 +77,50 @@ def reconcile(
     *,
     repair: bool = True,
     retry_failed: bool = False,
+    index: Index | None = None,
     progress: Callable[[Progress], None] = silent,
 ) -> ReconcileReport:
     """Compare, and repair unless told not to. Raises what the index raises, Transient while the space serves none.
 
-    ``retry_failed``: vectors that failed before are tried now, and five times again.
+    ``retry_failed``: vectors that failed before are tried now, and five times again. ``index``: another one than that which
+    serves; then nothing is remembered about the space.
     """
     with transaction(engine.pool) as c:
-        ref, began = spaces.serving_index(c, space.id), retention.clock(c)
+        began = retention.clock(c)
+        serving = indexes.serving(c, space.id)
         if repair and retry_failed:
             vector_retries.reset(c, space.id)
-    held = engine.index(ref).digest(ref)
-    rows = _rows(engine, space, lambda c, shard: digests.row_digest(c, space.id, shard))
+    index = index or serving
+    held = engine.index(index.ref).digest(index.ref)
+    rows = with_rows(engine, space, lambda c, shard: digests.row_digest(c, space.id, shard))
     report = ReconcileReport(space.key, sum(b.count for b in rows.values()), sum(b.count for b in held.values()))
     differing = sorted(b for b in held.keys() | rows.keys() if held.get(b) != rows.get(b))
     done = 0
     for group in _groups(differing, held, rows):
-        _reconcile_group(engine, space, ref, group, repair, report)
+        _reconcile_group(engine, space, index, group, repair, report)
         done += len(group)
         progress(Progress("comparing", done, len(differing)))
     _name_samples(engine, report)
-    _rows(engine, space, lambda c, shard: _close(c, space, shard, report, began if repair else None))
+    if index.status == "SERVING":
+        with_rows(engine, space, lambda c, shard: _close(c, space, shard, report, began if repair else None))
     return report
 
 
 def _reconcile_group(
-    engine: Engine, space: Space, ref: IndexRef, buckets: Sequence[int], repair: bool, report: ReconcileReport
+    engine: Engine, space: Space, index: Index, buckets: Sequence[int], repair: bool, report: ReconcileReport
 ) -> None:
+    ref = index.ref
     last = _look(engine, space, ref, buckets)
     if last:
         last = found = _look(engine, space, ref, buckets).of(last)
         _count(report, found)
         if found and repair:
             _condemn(engine, space, ref, list(found.orphaned.values()))
-            tried = _upsert(engine, space, ref, [*found.missing.values(), *found.wrong.values()], report)
+            tried = _upsert(engine, space, index, [*found.missing.values(), *found.wrong.values()], report)
             last = _look(engine, space, ref, buckets).of(found)
             report.repaired += len(found) - len(last)
-            _remember(engine, space, [*last.missing.values(), *last.wrong.values()], tried)
+            if index.status == "SERVING":
+                _remember(engine, space, [*last.missing.values(), *last.wrong.values()], tried)
     report.waiting += last.waiting
 
 
@@ -127,7 +135,7 @@ def _look(engine: Engine, space: Space, ref: IndexRef, buckets: Sequence[int]) -
         extra = [i for i in held if i not in wanted]
         return wanted, digests.strays(c, space.id, shard, ref.index_id, extra) if extra else []
 
-    wanted, strays = _rows(engine, space, read)
+    wanted, strays = with_rows(engine, space, read)
     unneeded = [s for s in strays if not s.needed]
     return _Look(
         {i: w for i, w in wanted.items() if i not in held},
@@ -135,19 +143,6 @@ def _look(engine: Engine, space: Space, ref: IndexRef, buckets: Sequence[int]) -
         {s.vec_id: s for s in unneeded if not s.condemned},
         sum(s.condemned for s in unneeded),
     )
-
-
-def _rows(engine: Engine, space: Space, work: Callable[[Connection, int], T]) -> T:
-    """One transaction on the space's partitioned rows: the shared lock, then the shard. Raises Rejected without the space."""
-
-    def run() -> T:
-        with transaction(engine.pool) as c:
-            shard = spaces.lock_shared(c, space)
-            if shard is None:
-                raise Rejected(f"space {space.key!r} is being removed", code="no_space")
-            return work(c, shard)
-
-    return retried(run, idempotent=True)
 
 
 def _groups(differing: Sequence[int], *sides: Mapping[int, Bucket]) -> Iterator[list[int]]:
@@ -170,10 +165,10 @@ def _groups(differing: Sequence[int], *sides: Mapping[int, Bucket]) -> Iterator[
 
 def _condemn(engine: Engine, space: Space, ref: IndexRef, found: Sequence[Stray]) -> None:
     if found:
-        _rows(engine, space, lambda c, _: digests.condemn(c, space.id, ref.index_id, found))
+        with_rows(engine, space, lambda c, _: digests.condemn(c, space.id, ref.index_id, found))
 
 
-def _upsert(engine: Engine, space: Space, ref: IndexRef, wanted: Sequence[Wanted], report: ReconcileReport) -> dict[int, str]:
+def _upsert(engine: Engine, space: Space, index: Index, wanted: Sequence[Wanted], report: ReconcileReport) -> dict[int, str]:
     """R3, from the cache. A chunk whose document moves on meanwhile gets at most a dead id back, which nobody can see.
 
     Returns the chunks that were tried, each with what is to be said if it is still not there.
@@ -182,18 +177,20 @@ def _upsert(engine: Engine, space: Space, ref: IndexRef, wanted: Sequence[Wanted
     for start in range(0, len(wanted), SLICE):
         part = wanted[start : start + SLICE]
         ids = [w.chunk_id for w in part]
-        later = _rows(engine, space, lambda c, shard: vector_retries.postponed(c, space.id, shard, ids))  # noqa: B023
+        later = with_rows(engine, space, lambda c, shard: vector_retries.postponed(c, space.id, shard, ids))  # noqa: B023
         report.postponed += len(later)
         part = [w for w in part if w.chunk_id not in later]
-        vectors = _vectors(engine, space, ref, part)
-        if without := [w.chunk_id for w in part if w.chunk_id not in vectors]:
-            tried |= _embed(engine, space, without, report)
-            vectors |= _vectors(engine, space, ref, [w for w in part if w.chunk_id not in vectors])
-        refused = upsert_each(engine.index(ref), ref, [_entry(w, vectors[w.chunk_id]) for w in part if w.chunk_id in vectors])
+        ready = entries(engine, space, index.ref, part)
+        if without := [w for w in part if w.chunk_id not in ready]:
+            embedded = embed_missing(engine, space, index, [w.chunk_id for w in without])
+            report.embedded, report.error = report.embedded + embedded.texts, embedded.error or report.error
+            tried |= embedded.refused
+            ready |= entries(engine, space, index.ref, without)
+        refused = upsert_each(engine.index(index.ref), index.ref, list(ready.values()))
         tried |= {
             w.chunk_id: f"{e.code}: {e.message}" if (e := refused.get(w.vec_id)) else ABSENT
             for w in part
-            if w.chunk_id in vectors
+            if w.chunk_id in ready
         }
     return tried
 
@@ -209,7 +206,7 @@ def _remember(engine: Engine, space: Space, still: Sequence[Wanted], tried: Mapp
             remember(c, engine, space, shard, failures, current_only=True)  # noqa: B023
             vector_retries.touch(c, space.id, shard, [w.chunk_id for w in part if w.chunk_id not in failures])  # noqa: B023
 
-        _rows(engine, space, write)
+        with_rows(engine, space, write)
 
 
 def _close(c: Connection, space: Space, shard: int, report: ReconcileReport, repaired_since: datetime | None) -> None:
@@ -229,44 +226,6 @@ def _close(c: Connection, space: Space, shard: int, report: ReconcileReport, rep
     )
 
 
-def _vectors(engine: Engine, space: Space, ref: IndexRef, wanted: Sequence[Wanted]) -> dict[int, bytes]:
-    ids = [w.chunk_id for w in wanted]
-    rows = _rows(engine, space, lambda c, shard: embeddings.vectors_of(c, space.id, shard, ref.model_id, ids))
-    return {r.chunk_id: bytes(r.vector) for r in rows}
-
-
-def _entry(w: Wanted, vector: bytes) -> VectorEntry:
-    return VectorEntry(w.vec_id, w.chunk_id, w.doc_id, vector, w.acl, w.acl_seq, w.checksum, w.bucket)
-
-
-def _embed(engine: Engine, space: Space, chunk_ids: Sequence[int], report: ReconcileReport) -> dict[int, str]:
-    """Exactly these texts, under a claim as any worker takes it. Texts that another process has claimed are left to it.
-
-    Returns the chunks whose text was refused, and why.
-    """
-    token = _rows(engine, space, lambda c, _: embeddings.new_token(c))
-    refused: dict[bytes, str] = {}
-
-    def claim(c: Connection, shard: int) -> list[tuple[bytes, str]]:
-        texts = dict(embeddings.texts(c, space.id, shard, chunk_ids))
-        _, mine = embeddings.claim(c, space.model_id, list(texts), engine.limits.lease_seconds, token)
-        return [(h, t) for h, t in texts.items() if h in mine]
-
-    try:
-        for part in embed_texts(engine.embedder(space), _rows(engine, space, claim)):
-            report.error = next(iter(part.errors.values()), report.error)
-            refused |= {h: f"{e.code}: {e.message}" for h, e in part.errors.items() if isinstance(e, Rejected)}
-            vectors = part.vectors
-            if vectors:
-                report.embedded += _rows(engine, space, lambda c, _: embeddings.store(c, space.model_id, token, vectors))  # noqa: B023
-    finally:
-        _rows(engine, space, lambda c, _: embeddings.give_back(c, space.model_id, token))
-    if not refused:
-        return {}
-    hashes = _rows(engine, space, lambda c, shard: digests.hashes(c, space.id, shard, chunk_ids))
-    return {chunk: refused[h] for chunk, h in hashes.items() if h in refused}
-
-
 # --- what is told -----------------------------------------------------------------------------------------------------
 
 
@@ -279,9 +238,9 @@ def _count(report: ReconcileReport, found: _Look) -> None:
         "orphaned": list(found.orphaned.values()),
         "wrong": list(found.wrong.values()),
     }
-    for kind, entries in kinds.items():
+    for kind, found_now in kinds.items():
         samples = report.samples[kind]
-        for x in entries[: SAMPLES - len(samples)]:
+        for x in found_now[: SAMPLES - len(samples)]:
             samples.append({"vec_id": str(x.vec_id), "chunk_id": x.chunk_id or None, "document_id": x.doc_id or None})
 
 

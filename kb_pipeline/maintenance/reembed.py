@@ -6,21 +6,19 @@ and only then the cache: a run that is killed in between finds the difference ag
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 
 from kb_pipeline.engine import Engine, Progress, Stopped, silent
 from kb_pipeline.errors import Fatal, KbError, Rejected, Transient
-from kb_pipeline.model import VectorEntry
+from kb_pipeline.maintenance.rows import with_rows
+from kb_pipeline.nodes.entries import entries
 from kb_pipeline.stages.embed import embed_texts
 from kb_pipeline.store import reembed, spaces
-from kb_pipeline.store.database import Connection, retried, transaction
-from kb_pipeline.store.publications import Wanted
+from kb_pipeline.store.database import retried, transaction
 from kb_pipeline.store.reembed import Stored
 from kb_pipeline.store.spaces import Space
 
-T = TypeVar("T")
 TEXTS = 1000  # a batch; what it settled is stored before the next one
 SAME = 0.9999  # cosine: below it another model has answered; above it is float16 and the endpoint's own noise
 MAX_SAMPLES = 50
@@ -64,10 +62,7 @@ def reembed_space(
 
 
 def _read(engine: Engine, space: Space, after: int) -> list[Stored]:
-    found = _locked(engine, space, lambda c, shard: reembed.texts(c, space.id, shard, space.model_id, after, TEXTS))
-    if found is None:
-        raise Rejected(f"space {space.key!r} is being removed", code="no_space")
-    return found
+    return with_rows(engine, space, lambda c, shard: reembed.texts(c, space.id, shard, space.model_id, after, TEXTS))
 
 
 def _ask(engine: Engine, space: Space, batch: Sequence[Stored], report: ReembedReport) -> dict[bytes, bytes]:
@@ -112,26 +107,19 @@ def _replace(engine: Engine, space: Space, vectors: dict[bytes, bytes], report: 
 
 
 def _upsert(engine: Engine, space: Space, vectors: dict[bytes, bytes], brought: set[int]) -> int:
-    found = _locked(engine, space, lambda c, shard: reembed.holders(c, space.id, shard, list(vectors)))
-    entries = [_entry(w, vectors[h]) for h, w in found or () if h in vectors and w.chunk_id not in brought]
-    if entries:
-        with transaction(engine.pool) as c:
-            ref = spaces.serving_index(c, space.id)
-        engine.index(ref).upsert(ref, entries)
-        brought.update(e.chunk_id for e in entries)
-    return len(entries)
-
-
-def _entry(w: Wanted, vector: bytes) -> VectorEntry:
-    return VectorEntry(w.vec_id, w.chunk_id, w.doc_id, vector, w.acl, w.acl_seq, w.checksum, w.bucket)
-
-
-def _locked(engine: Engine, space: Space, work: Callable[[Connection, int], T]) -> T | None:
-    """One transaction behind the space's shared lock; None without the space."""
-
-    def run() -> T | None:
-        with transaction(engine.pool) as c:
-            shard = spaces.lock_shared(c, space)
-            return None if shard is None else work(c, shard)
-
-    return retried(run, idempotent=True)
+    try:
+        found = with_rows(engine, space, lambda c, shard: reembed.holders(c, space.id, shard, list(vectors)))
+    except Rejected:
+        return 0  # another space of the model, that is being removed
+    due = [(h, w) for h, w in found if h in vectors and w.chunk_id not in brought]
+    if not due:
+        return 0
+    with transaction(engine.pool) as c:
+        living = [ref for ref in spaces.living_indexes(c, space.id) if ref.model_id == space.model_id]
+    upserted = 0
+    for ref in living:
+        ready = entries(engine, space, ref, [w for _, w in due], {w.chunk_id: vectors[h] for h, w in due})
+        engine.index(ref).upsert(ref, list(ready.values()))
+        upserted += len(ready)
+    brought.update(w.chunk_id for _, w in due)
+    return upserted

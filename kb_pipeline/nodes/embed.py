@@ -47,7 +47,7 @@ def _needed(engine: Engine, space: Space, claims: Sequence[Claim]) -> list[Neede
     with transaction(engine.pool) as c:
         held = tasks.fence(c, space, claims)
         ids = publications.chunk_ids(c, [x.doc_id for x in held.claims], [x.version for x in held.claims])
-        return embeddings.needed(c, space.id, held.shard, [i for of in ids.values() for i in of])
+        return embeddings.needed(c, space.id, held.shard, space.model_id, [i for of in ids.values() for i in of])
 
 
 def _without_vector(engine: Engine, space: Space, needed: Sequence[Needed]) -> set[int]:

@@ -9,9 +9,11 @@ from uuid import UUID
 from kb_pipeline.engine import Engine
 from kb_pipeline.errors import KbError, Rejected, Transient
 from kb_pipeline.model import IndexRef, Json, VectorEntry
+from kb_pipeline.nodes.entries import entries
 from kb_pipeline.nodes.outcome import Outcome, commit
 from kb_pipeline.ports import VectorIndex
-from kb_pipeline.store import embeddings, publications, spaces, tasks, vector_retries
+from kb_pipeline.states import Node
+from kb_pipeline.store import publications, spaces, tasks, vector_retries
 from kb_pipeline.store.database import Connection, retried, transaction
 from kb_pipeline.store.publications import Wanted
 from kb_pipeline.store.spaces import Space
@@ -26,6 +28,7 @@ class _Brought:
     """What the index holds now. ``errors`` by document, ``failed`` by chunk: what it still lacks, and why."""
 
     upserted: int = 0
+    unembedded: set[int] = field(default_factory=set)  # documents with a text that has no vector by the model of the index
     errors: dict[int, KbError] = field(default_factory=dict)
     failed: dict[int, dict[int, str]] = field(default_factory=dict)  # by document
 
@@ -44,11 +47,16 @@ def run(engine: Engine, space: Space, claims: Sequence[Claim], started: datetime
     try:
         _bring(engine, space, ref, wanted, brought)
     except KbError as e:
-        brought.errors = dict.fromkeys((x.doc_id for x in claims), e)
+        if e.code == "index_gone" and _moved(engine, space, ref):
+            verified = {}  # nothing may be published by it; the next try finds the one that serves
+        else:
+            brought.errors = dict.fromkeys((x.doc_id for x in claims), e)
     counts = {"published": 0, "appeared": 0}
 
     def save(c: Connection, fence: Fence) -> dict[int, Json]:
-        return _publish(c, space, ref, fence, verified, counts)
+        back = [x for x in fence.claims if x.doc_id in brought.unembedded]
+        tasks.give_back(c, back, Node.EMBEDDING)
+        return _publish(c, space, ref, Fence(fence.shard, [x for x in fence.claims if x not in back]), verified, counts)
 
     def give_up(c: Connection, fence: Fence) -> None:
         failures = {chunk: why for x in fence.claims for chunk, why in brought.failed.get(x.doc_id, {}).items()}
@@ -85,42 +93,37 @@ def _bring(engine: Engine, space: Space, ref: IndexRef, wanted: Sequence[Wanted]
         missing = _missing(index.present(ref, [w.vec_id for w in part]), part)
         if not missing:
             continue
-        vectors = _vectors(engine, space, ref, missing)
-        refused = upsert_each(index, ref, [_entry(w, vectors[w.chunk_id]) for w in missing if w.chunk_id in vectors])
-        brought.upserted += len(vectors) - len(refused)
+        ready = entries(engine, space, ref, missing)
+        refused = upsert_each(index, ref, list(ready.values()))
+        brought.upserted += len(ready) - len(refused)
+        brought.unembedded |= {w.doc_id for w in missing if w.chunk_id not in ready}
         for w in _missing(index.present(ref, [w.vec_id for w in missing]), missing):
-            brought.lacks(ref, w, refused.get(w.vec_id))
+            if w.doc_id not in brought.unembedded:
+                brought.lacks(ref, w, refused.get(w.vec_id))
 
 
-def upsert_each(index: VectorIndex, ref: IndexRef, entries: Sequence[VectorEntry]) -> dict[UUID, Rejected]:
+def _moved(engine: Engine, space: Space, ref: IndexRef) -> bool:
+    """Does another index serve the space by now?"""
+    with transaction(engine.pool) as c:
+        return spaces.serving_index(c, space.id).index_id != ref.index_id
+
+
+def upsert_each(index: VectorIndex, ref: IndexRef, given: Sequence[VectorEntry]) -> dict[UUID, Rejected]:
     """Upsert; what the index refuses is narrowed down to single entries, and costs no other. The refused ones."""
-    if not entries:
+    if not given:
         return {}
     try:
-        index.upsert(ref, entries)
+        index.upsert(ref, given)
     except Rejected as e:
-        if len(entries) == 1:
-            return {entries[0].vec_id: e}
-        middle = len(entries) // 2
-        return upsert_each(index, ref, entries[:middle]) | upsert_each(index, ref, entries[middle:])
+        if len(given) == 1:
+            return {given[0].vec_id: e}
+        middle = len(given) // 2
+        return upsert_each(index, ref, given[:middle]) | upsert_each(index, ref, given[middle:])
     return {}
 
 
 def _missing(present: dict[UUID, int], wanted: Sequence[Wanted]) -> list[Wanted]:
     return [w for w in wanted if present.get(w.vec_id, -1) < w.acl_seq]
-
-
-def _vectors(engine: Engine, space: Space, ref: IndexRef, missing: Sequence[Wanted]) -> dict[int, bytes]:
-    with transaction(engine.pool) as c:
-        shard = spaces.lock_shared(c, space)
-        if shard is None:
-            return {}
-        rows = embeddings.vectors_of(c, space.id, shard, ref.model_id, [w.chunk_id for w in missing])
-        return {r.chunk_id: bytes(r.vector) for r in rows}
-
-
-def _entry(w: Wanted, vector: bytes) -> VectorEntry:
-    return VectorEntry(w.vec_id, w.chunk_id, w.doc_id, vector, w.acl, w.acl_seq, w.checksum, w.bucket)
 
 
 def _absent_error(ref: IndexRef, n: int) -> Transient:

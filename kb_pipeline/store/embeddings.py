@@ -19,9 +19,9 @@ class Needed:
     chunk_id: int
 
 
-def needed(c: Connection, space_id: int, shard: int, chunk_ids: Sequence[int]) -> list[Needed]:
-    """Hashes of those chunks that are not current: new and revived ones."""
-    rows = c.execute(SQL.needed, {"space": space_id, "shard": shard, "ids": list(chunk_ids)})
+def needed(c: Connection, space_id: int, shard: int, model_id: int, chunk_ids: Sequence[int]) -> list[Needed]:
+    """Hashes of those chunks that are not current, new and revived ones, and of current ones that have lost their vector."""
+    rows = c.execute(SQL.needed, {"space": space_id, "shard": shard, "model": model_id, "ids": list(chunk_ids)})
     return [Needed(bytes(r.content_hash), tuple(r.docs), r.chunk_id) for r in rows]
 
 
@@ -75,7 +75,12 @@ def missing(c: Connection, model_id: int, hashes: Sequence[bytes]) -> set[bytes]
     return set(hashes) - have
 
 
-def vectors_of(c: Connection, space_id: int, shard: int, model_id: int, chunk_ids: Sequence[int]) -> list[Any]:
-    """Rows chunk_id, vector: float16 bytes, from the cache. A chunk without a vector is absent."""
+def vectors_of(
+    c: Connection, space_id: int, shard: int, model_id: int, chunk_ids: Sequence[int], *, texts: bool = False
+) -> list[Any]:
+    """Rows chunk_id, vector: float16 bytes, from the cache. A chunk without a vector is absent.
+
+    ``texts``: rows have content, prefix and title_path as well.
+    """
     values = {"space": space_id, "shard": shard, "model": model_id, "ids": list(chunk_ids)}
-    return c.execute(SQL.vectors, values, binary=True).fetchall()
+    return c.execute(SQL.vectors_and_texts if texts else SQL.vectors, values, binary=True).fetchall()

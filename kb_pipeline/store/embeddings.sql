@@ -1,7 +1,9 @@
 -- name: needed
 SELECT c.content_hash, array_agg(DISTINCT s.doc_id) AS docs, min(s.id) AS chunk_id
 FROM kb_chunk_state s JOIN kb_chunk c ON c.shard = %(shard)s::int AND c.id = s.id AND c.space_id = %(space)s
-WHERE s.shard = %(shard)s::int AND s.id = ANY(%(ids)s::bigint[]) AND s.space_id = %(space)s AND NOT s.in_current
+WHERE s.shard = %(shard)s::int AND s.id = ANY(%(ids)s::bigint[]) AND s.space_id = %(space)s
+  AND (NOT s.in_current OR NOT EXISTS (SELECT FROM kb_embedding e
+                                       WHERE e.model_id = %(model)s::int AND e.content_hash = c.content_hash AND e.vector IS NOT NULL))
 GROUP BY c.content_hash
 
 -- name: pin
@@ -48,6 +50,11 @@ DELETE FROM kb_embedding WHERE model_id = %(model)s::int AND token = %(token)s A
 
 -- name: have
 SELECT content_hash FROM kb_embedding WHERE model_id = %(model)s::int AND content_hash = ANY(%(hashes)s::bytea[]) AND vector IS NOT NULL
+
+-- name: vectors_and_texts
+SELECT c.id AS chunk_id, e.vector, c.content, c.prefix, c.title_path
+FROM kb_chunk c JOIN kb_embedding e ON e.model_id = %(model)s::int AND e.content_hash = c.content_hash
+WHERE c.shard = %(shard)s::int AND c.space_id = %(space)s AND c.id = ANY(%(ids)s::bigint[]) AND e.vector IS NOT NULL
 
 -- name: vectors
 SELECT c.id AS chunk_id, e.vector FROM kb_chunk c JOIN kb_embedding e ON e.model_id = %(model)s::int AND e.content_hash = c.content_hash

@@ -27,6 +27,11 @@ def shards(c: Connection, space_id: int) -> list[tuple[int, bool]]:
     return [(r.shard, r.owned) for r in c.execute(SQL.shards, {"space": space_id})]
 
 
+def models(c: Connection, space_id: int) -> list[int]:
+    """Every model that has vectors of the space, or had."""
+    return [r.model_id for r in c.execute(SQL.models, {"space": space_id})]
+
+
 def delete_chunks(c: Connection, space_id: int, shard: int, limit: int) -> int:
     return int(one(c.execute(SQL.delete_chunks, {"space": space_id, "shard": shard, "limit": limit})).n)
 

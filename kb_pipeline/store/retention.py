@@ -92,6 +92,15 @@ def forget_staged(c: Connection, model_id: int, before: datetime) -> int:
     return c.execute(SQL.forget_embeddings, {"model": model_id, "before": before}).rowcount
 
 
+def retired_models(c: Connection, space_id: int, before: datetime) -> list[int]:
+    """Models that served the space, and nothing since then: kept until no answer of that time is."""
+    return [r.model_id for r in c.execute(SQL.retired, {"space": space_id, "before": before})]
+
+
+def forget_retired(c: Connection, model_id: int, before: datetime, limit: int) -> int:
+    return c.execute(SQL.forget_retired, {"model": model_id, "before": before, "limit": limit}).rowcount
+
+
 # --- answers, logs, walks -------------------------------------------------------------------------------------------
 
 

@@ -67,6 +67,17 @@ DELETE FROM kb_embedding e USING stage_unused u
 WHERE e.model_id = %(model)s::int AND e.content_hash = u.content_hash AND e.last_used < %(before)s::timestamptz
   AND (e.vector IS NOT NULL OR e.lease_until < clock_timestamp())
 
+-- name: retired
+-- Models that served this space, and that no index of any space has had since then.
+SELECT i.model_id FROM kb_index i WHERE i.space_id = %(space)s AND i.served_at IS NOT NULL
+  AND NOT EXISTS (SELECT FROM kb_index o WHERE o.model_id = i.model_id
+                  AND (o.status IN ('FOLLOWING', 'SERVING') OR coalesce(o.keep_until, o.created_at) >= %(before)s::timestamptz))
+GROUP BY i.model_id ORDER BY i.model_id
+
+-- name: forget_retired
+DELETE FROM kb_embedding WHERE model_id = %(model)s::int AND content_hash = ANY(ARRAY(
+    SELECT content_hash FROM kb_embedding WHERE model_id = %(model)s::int AND last_used < %(before)s::timestamptz LIMIT %(limit)s))
+
 -- name: answers
 DELETE FROM kb_answer WHERE id = ANY(ARRAY(SELECT id FROM kb_answer WHERE space_id = %(space)s AND at < %(before)s::timestamptz ORDER BY at LIMIT %(limit)s))
 

@@ -124,11 +124,12 @@ def release(c: Connection, claims: Sequence[Claim], started: datetime) -> None:
         _move(c, claims, Event.RELEASE, started, {}, log="INTERRUPTED")
 
 
-def give_back(c: Connection, claims: Sequence[Claim]) -> None:
-    """Back to the queue, at whatever node each stands: the next node is somebody else's work."""
+def give_back(c: Connection, claims: Sequence[Claim], node: Node | None = None) -> None:
+    """Back to the queue, at whatever node each stands: the next node is somebody else's work. Or at ``node``, an earlier one,
+    whose output is needed again."""
     if claims:
-        ids, attempts = [x.task_id for x in claims], [x.attempt for x in claims]
-        c.execute(SQL.give_back, {"ids": ids, "attempts": attempts, "from": sources_of(Event.RELEASE)})
+        values = {"ids": [x.task_id for x in claims], "attempts": [x.attempt for x in claims], "node": node}
+        c.execute(SQL.give_back, {**values, "from": sources_of(Event.RELEASE)})
 
 
 def supersede(c: Connection, claims: Sequence[Claim]) -> None:

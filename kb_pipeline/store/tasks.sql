@@ -166,7 +166,7 @@ SELECT count(*) AS n FROM t
 SELECT kb_ensure_log_weeks(4)
 
 -- name: give_back
-UPDATE ingestion_task t SET status = 'PENDING', ready_seq = nextval('kb_ready_seq'), updated_at = clock_timestamp(), claimed_by = NULL, lease_until = NULL
+UPDATE ingestion_task t SET status = 'PENDING', current_node = coalesce(%(node)s, t.current_node), ready_seq = nextval('kb_ready_seq'), updated_at = clock_timestamp(), claimed_by = NULL, lease_until = NULL
 FROM unnest(%(ids)s::bigint[], %(attempts)s::int[]) x (id, attempt)
 WHERE t.id = x.id AND t.attempt = x.attempt AND t.status = ANY(%(from)s::text[])
 

@@ -153,7 +153,7 @@ def test_vectors_of_a_model_that_a_living_space_uses_are_kept(pool: Pool, space:
         assert removal.forget_unused_embeddings(c, space.model_id) == 0
 
 
-def test_only_chunks_that_are_not_current_need_a_vector(pool: Pool, space: Space) -> None:
+def test_new_chunks_need_a_vector_and_current_ones_that_have_lost_theirs(pool: Pool, space: Space) -> None:
     shelf = Shelf(pool, space)
     doc = shelf.published("a", "one", "two")
     shelf.edit(doc)
@@ -162,7 +162,11 @@ def test_only_chunks_that_are_not_current_need_a_vector(pool: Pool, space: Space
     shelf.chunk(held, cut("one", "three", "three"))
     with transaction(pool) as c:
         ids = publications.chunk_ids(c, [doc], [2])[doc]
-        found = embeddings.needed(c, space.id, shelf.shard, ids)
+        lost = embeddings.needed(c, space.id, shelf.shard, space.model_id, ids)
+        assert {n.content_hash for n in lost} == {cut(x)[0].content_hash for x in ("one", "three")}
+        token, _ = embeddings.claim(c, space.model_id, [cut("one")[0].content_hash], 60)
+        embeddings.store(c, space.model_id, token, {cut("one")[0].content_hash: b"xx"})
+        found = embeddings.needed(c, space.id, shelf.shard, space.model_id, ids)
         texts = embeddings.texts(c, space.id, shelf.shard, [n.chunk_id for n in found])
     assert [(n.content_hash, n.doc_ids) for n in found] == [(cut("three")[0].content_hash, (doc,))]
     assert texts == [(cut("three")[0].content_hash, "three")]
@@ -175,7 +179,7 @@ def test_a_text_of_two_documents_is_needed_once_for_both(pool: Pool, space: Spac
         shelf.chunk(held, cut("same"))
     with transaction(pool) as c:
         ids = publications.chunk_ids(c, docs, [1, 1])
-        (found,) = embeddings.needed(c, space.id, shelf.shard, [i for of in ids.values() for i in of])
+        (found,) = embeddings.needed(c, space.id, shelf.shard, space.model_id, [i for of in ids.values() for i in of])
     assert sorted(found.doc_ids) == sorted(docs)
     assert found.chunk_id in {i for of in ids.values() for i in of}
 
