@@ -9,12 +9,14 @@ from typing import Any
 from kb_pipeline.embedded_postgres import EmbeddedPostgres
 from kb_pipeline.engine import Engine, Limits, Modelled, Progress, silent
 from kb_pipeline.errors import Misconfigured
+from kb_pipeline.maintenance import rebuild
 from kb_pipeline.model import ChunkParams, IndexRef, Json
 from kb_pipeline.ports import BlobStore, Connector, Embedder, Parser, VectorIndex
 from kb_pipeline.registry import CONNECTORS, INDEXES, open_adapter
 from kb_pipeline.settings import Settings, secret
 from kb_pipeline.store import migrations, sources, spaces
 from kb_pipeline.store.database import Pool, connection, open_pool, transaction
+from kb_pipeline.store.indexes import Made
 from kb_pipeline.store.sources import Source
 from kb_pipeline.store.spaces import Space
 
@@ -87,6 +89,37 @@ class App:
         with transaction(self.pool) as c:
             spaces.serve_index(c, space.id)
         return space
+
+    def change_index(
+        self,
+        space: Space,
+        *,
+        index: str | None = None,
+        index_options: Json | None = None,
+        embedder: str | None = None,
+        embedder_options: Json | None = None,
+    ) -> bool:
+        """What is None stays, but options go with their kind. True: another index is to be built, by ``build_index``.
+
+        Raises Misconfigured, MissingExtra before anything is stored.
+        """
+        kind, model = index or space.index_kind, embedder or space.embedder
+        options = (space.index_options if kind == space.index_kind else {}) if index_options is None else index_options
+        of_model = (space.embedder_options if model == space.embedder else {}) if embedder_options is None else embedder_options
+        capabilities = self._open_index(kind, options).capabilities
+        opened: Embedder = open_adapter("embedder", model, _revealed(of_model))
+        with transaction(self.pool) as c:
+            model_id = spaces.ensure_model(c, opened.fingerprint, opened.dimension)
+        made = Made(kind, options, model_id, model, of_model)
+        return rebuild.begin(self.engine, space, made, in_place=not capabilities.named)
+
+    def build_index(self, space: Space, progress: Callable[[Progress], None] = silent) -> rebuild.BuildReport:
+        """Take the index that is being built to where it serves; see ``rebuild.build``."""
+        return rebuild.build(self.engine, space, keep_seconds=self.keep_index_seconds, progress=progress)
+
+    @property
+    def keep_index_seconds(self) -> float:
+        return self.settings.keep_index_days * 86400
 
     def add_source(self, space: Space, name: str, kind: str, config: Json) -> Source:
         """A source whose options are valid and which answers. Raises Misconfigured, Fatal before anything is stored."""

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kb_pipeline.cli import space_index
 from kb_pipeline.cli.options import adapter_options, masked, pairs, truth, whole_number
 from kb_pipeline.cli.session import COULD_NOT, session_of
 from kb_pipeline.errors import Misconfigured
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 NAME = "space"
 app = typer.Typer(help="Knowledge bases: the unit of isolation and deletion.", no_args_is_help=True)
+for name, command in space_index.COMMANDS.items():
+    app.command(name)(command)
 Key = Annotated[str, typer.Argument(metavar="KEY", help="Its short name: a-z, 0-9, '-' and '_'.")]
 
 
@@ -23,6 +26,7 @@ def space_document(space: "Space") -> Json:
         "name": space.name,
         "status": space.status,
         "index": space.index_kind,
+        "index_options": masked(space.index_options),
         "embedder": space.embedder,
         "embedder_options": masked(space.embedder_options),
         "model": space.fingerprint,
@@ -41,9 +45,10 @@ def add(
     key: Key,
     name: Annotated[str | None, typer.Option(help="Its name for people.")] = None,
     index: Annotated[str | None, typer.Option(help="Vector index; KB_INDEX when left out.")] = None,
-    embedder: Annotated[
-        str | None, typer.Option(help="Embedding model; KB_EMBEDDER when left out. Cannot be changed later.")
-    ] = None,
+    index_option: Annotated[
+        list[str], typer.Option(metavar="K=V", help="Option of the index; secrets as env:NAME or file:PATH.")
+    ] = [],  # noqa: B006
+    embedder: Annotated[str | None, typer.Option(help="Embedding model; KB_EMBEDDER when left out.")] = None,
     embedder_option: Annotated[
         list[str], typer.Option(metavar="K=V", help="Option of the embedder; secrets as env:NAME or file:PATH.")
     ] = [],  # noqa: B006
@@ -61,16 +66,17 @@ def add(
     ] = [],  # noqa: B006
 ) -> None:
     """Make an empty space."""
-    from kb_pipeline.registry import EMBEDDERS
+    from kb_pipeline.registry import EMBEDDERS, INDEXES
 
     session = session_of(ctx)
     checked_schedule(schedule, time_zone)
     chunking, options = _chunking(pairs(chunk, "--chunk")), pairs(embedder_option, "--embedder-option")
     with session.app() as opened:
+        of_index = adapter_options(INDEXES, index or opened.settings.index, pairs(index_option, "--index-option"))
         typed = adapter_options(EMBEDDERS, embedder or opened.settings.embedder, options)
         space = opened.add_space(
-            key, name=name, embedder=embedder, embedder_options=typed, index=index, retained_versions=retain, schedule=schedule,
-            time_zone=time_zone, chunking=chunking, audience=_audience(",".join(audience)),
+            key, name=name, embedder=embedder, embedder_options=typed, index=index, index_options=of_index,
+            retained_versions=retain, schedule=schedule, time_zone=time_zone, chunking=chunking, audience=_audience(",".join(audience)),
         )  # fmt: skip
     if not session.out.document(space_document(space)):
         session.out.line(
@@ -98,10 +104,12 @@ def show(ctx: typer.Context, key: Key) -> None:
     session = session_of(ctx)
     with session.app() as opened:
         space = opened.space(key)
-        found = space_document(space) | contents(opened, space)
+        found = space_document(space) | contents(opened, space) | {"indexes": space_index.indexes_of(opened, space)}
     if not session.out.document(found):
         session.out.pairs(
-            {k: v for k, v in found.items() if k != "sources"} | {"sources": [s["name"] for s in found["sources"]]}
+            {k: v for k, v in found.items() if k not in ("sources", "indexes")}
+            | {"sources": [s["name"] for s in found["sources"]]}
+            | {"indexes": [f"{i['kind']} {i['name']} ({i['state']})" for i in found["indexes"]]}
         )
 
 
@@ -111,21 +119,42 @@ def set_(
     key: Key,
     values: Annotated[
         list[str],
-        typer.Argument(metavar="K=V ...", help="name, schedule, time_zone, retain, audience=A,B (audience= for everybody)."),
+        typer.Argument(
+            metavar="K=V ...",
+            help="name, schedule, time_zone, retain, audience=A,B (audience= for everybody), index=KIND, index.OPTION=V, "
+            "embedder=KIND, embedder.OPTION=V, chunking=max_tokens:300,context:path.",
+        ),
     ],
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="Build another index here and now, or leave it to `kb up`.")
+    ] = True,
 ) -> None:
-    """Change settings of a space."""
+    """Change settings of a space. Another index or model is built beside the one that serves: no search fails meanwhile."""
     from kb_pipeline.store import spaces
     from kb_pipeline.store.database import transaction
 
     session = session_of(ctx)
-    changes = _changes(pairs(values, "setting"))
+    given = pairs(values, "setting")
+    of_index = {k: v for k, v in given.items() if k.partition(".")[0] in space_index.PARTS}
+    to_build = space_index.index_changes(of_index)
+    changes = _changes({k: v for k, v in given.items() if k not in of_index})
+    built = cut = None
     with session.app() as opened:
-        with transaction(opened.pool) as c:
-            spaces.update_space(c, spaces.get_space(c, key).id, changes)
         space = opened.space(key)
-    if not session.out.document(space_document(space)):
+        if changes:
+            with transaction(opened.pool) as c:
+                spaces.update_space(c, space.id, changes)
+            space = opened.space(key)
+        if "chunking" in changes:
+            cut = space_index.rechunk(session, opened, space)
+        if to_build and space_index.change(opened, space, to_build) and wait:
+            built = opened.build_index(space, session.progress)
+        space, indexes = opened.space(key), space_index.indexes_of(opened, space)
+    found = space_document(space) | {"indexes": indexes} | ({"rechunked": cut} if cut else {})
+    if not session.out.document(found | ({"built": space_index.build_document(built)} if built else {})):
         session.out.pairs(space_document(space))
+        if built is not None:
+            space_index.tell_built(session, built)
 
 
 @app.command("remove")
@@ -178,10 +207,15 @@ def _changes(given: dict[str, str]) -> dict[str, Any]:
                 changes["retained_versions"] = whole_number(key, value, 1)
             case "audience":
                 changes |= {"audience": _audience(value), "set_audience": True}
+            case "chunking":
+                from kb_pipeline.wiring import checked_chunking
+
+                changes["chunking"] = _chunking(space_index.chunking_of(value))
+                checked_chunking(changes["chunking"])
             case _:
                 raise Misconfigured(
-                    f"a space's {key!r} cannot be set: choose name, schedule, time_zone, retain or audience; "
-                    "embedder, index and chunking need a new space",
+                    f"a space's {key!r} cannot be set: choose name, schedule, time_zone, retain, audience, index, embedder or "
+                    "chunking",
                     code="bad_option",
                 )
     return changes

@@ -20,7 +20,7 @@ from kb_pipeline.nodes.entries import entries
 from kb_pipeline.nodes.index import ABSENT, upsert_each
 from kb_pipeline.store import indexes, spaces
 from kb_pipeline.store.database import Connection, briefly, retried, transaction
-from kb_pipeline.store.indexes import Index, Todo
+from kb_pipeline.store.indexes import Index, Made, Todo
 from kb_pipeline.store.publications import Wanted
 from kb_pipeline.store.spaces import Space
 
@@ -52,6 +52,54 @@ class Given:
     embedded: int = 0
     left: int = 0
     error: str | None = None
+
+
+def begin(engine: Engine, space: Space, made: Made, *, in_place: bool) -> bool:
+    """The space is to be served by an index like this. True: one is to be built, see ``build``. False: it is so already.
+
+    ``in_place``: the serving index takes other options without being built anew. A former index that is kept is taken up again.
+    Raises Misconfigured while another one is being built.
+    """
+    drop_given_up(engine, space)  # its entries may have the names of those that come
+
+    def decide(c: Connection) -> bool:
+        serving, *others = indexes.living(c, space.id)
+        if _is(serving, made) and (in_place or serving.ref.options == made.options):
+            indexes.restate(c, serving.ref.index_id, made)
+            return False
+        alike = [i for i in others if _is(i, made) and i.ref.options == made.options]
+        if alike and alike[0].building:
+            return True
+        if any(i.building for i in others):
+            raise indexes.already_building()
+        if alike:
+            indexes.want_again(c, alike[0].ref.index_id)
+        else:
+            indexes.begin(c, space.id, made)
+        return True
+
+    return briefly(engine.pool, decide)
+
+
+def back(engine: Engine, space: Space) -> Index:
+    """The index that served last is to serve again. Raises Misconfigured if none is kept."""
+
+    def decide(c: Connection) -> Index:
+        kept = [i for i in indexes.living(c, space.id) if i.status == "FOLLOWING" and not i.building]
+        if not kept:
+            raise Misconfigured(
+                f"space {space.key!r}: no former index is kept (KB_KEEP_INDEX_DAYS): make it again with kb space set",
+                code="no_index",
+            )
+        latest = max(kept, key=lambda i: i.keep_until or i.created_at)
+        indexes.want_again(c, latest.ref.index_id)
+        return latest
+
+    return briefly(engine.pool, decide)
+
+
+def _is(index: Index, made: Made) -> bool:
+    return (index.ref.kind, index.ref.model_id) == (made.kind, made.model_id)
 
 
 def build(engine: Engine, space: Space, *, keep_seconds: float, progress: Callable[[Progress], None] = silent) -> BuildReport:

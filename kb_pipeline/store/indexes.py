@@ -71,19 +71,39 @@ def former(c: Connection, space_id: int) -> list[Index]:
     return sorted(found, key=lambda i: i.served_at or i.created_at, reverse=True)
 
 
-def begin(c: Connection, space_id: int, model_id: int, kind: str, options: Json, embedder: str, embedder_options: Json) -> int:
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What an index is made of."""
+
+    kind: str
+    options: Json
+    model_id: int
+    embedder: str
+    embedder_options: Json
+
+    @property
+    def row(self) -> dict[str, Any]:
+        return {
+            "model": self.model_id, "kind": self.kind, "options": Jsonb(self.options), "embedder": self.embedder,
+            "embedder_options": Jsonb(self.embedder_options),
+        }  # fmt: skip
+
+
+def begin(c: Connection, space_id: int, made: Made) -> int:
     """B1: the row comes before what it names. Raises Misconfigured while another one is being built, or without the space."""
-    values = {
-        "space": space_id, "model": model_id, "kind": kind, "options": Jsonb(options), "embedder": embedder,
-        "embedder_options": Jsonb(embedder_options),
-    }  # fmt: skip
     try:
-        row = c.execute(SQL.begin, values).fetchone()
+        row = c.execute(SQL.begin, {"space": space_id, **made.row}).fetchone()
     except psycopg.errors.UniqueViolation as e:
         raise already_building() from e
     if row is None:
         raise Misconfigured("the space is being removed", code="no_space")
     return int(row.id)
+
+
+def restate(c: Connection, index_id: int, made: Made) -> None:
+    """Other options of the same index and the same model, from here on."""
+    c.execute(SQL.restate, {"index": index_id, **made.row})
+    c.execute(SQL.space_follows, {"index": index_id})
 
 
 def already_building() -> Misconfigured:

@@ -18,6 +18,9 @@ SELECT n.id, s.id, %(model)s, 'kb_' || s.id || '_' || n.id, 'FOLLOWING', false, 
 FROM n CROSS JOIN kb_space s WHERE s.id = %(space)s AND s.status = 'ACTIVE'
 RETURNING id
 
+-- name: restate
+UPDATE kb_index SET options = %(options)s, embedder = %(embedder)s, embedder_options = %(embedder_options)s WHERE id = %(index)s
+
 -- name: base
 WITH part AS (SELECT id, doc_id FROM kb_chunk_state WHERE shard = %(shard)s::int AND space_id = %(space)s AND in_current AND id > %(after)s ORDER BY id
               LIMIT %(limit)s),
