@@ -14,7 +14,7 @@ import numpy as np
 
 from kb_pipeline.engine import Engine, Progress, silent
 from kb_pipeline.errors import KbError, Misconfigured, Rejected, StateError, Transient
-from kb_pipeline.model import Answer, Hit
+from kb_pipeline.model import Answer, Hit, Mode
 from kb_pipeline.search import ROUNDS, WIDEST, Asked, checked, served
 from kb_pipeline.store import answers, embeddings, history, publications, spaces
 from kb_pipeline.store.answers import Logged, Standing
@@ -63,7 +63,7 @@ def as_of(engine: Engine, space: Space, question: str, at: datetime, *, k: int =
         if look.search_index(last=last):
             hits = look.hits()
             if hits is not None:
-                return Answer(None, asked.question, at, hits, look.withheld)
+                return Answer(None, asked.question, at, hits, withheld=look.withheld)
     raise Transient(f"space {space.key} moved {ROUNDS} times during the search: ask again", code="search_moved")
 
 
@@ -83,7 +83,11 @@ def read_answer(engine: Engine, answer_id: int) -> tuple[Space, Logged, Answer]:
             if chunk in owners
         ]
         hits = _hits(c, space.id, shard, Moment(logged.at, logged.snapshot), logged.principals, ranked)
-    return space, logged, Answer(logged.id, logged.question, logged.at, hits, len(logged.chunk_ids) - len(hits))
+    return (
+        space,
+        logged,
+        Answer(logged.id, logged.question, logged.at, hits, Mode(logged.mode), len(logged.chunk_ids) - len(hits)),
+    )
 
 
 def replay(
@@ -93,6 +97,11 @@ def replay(
 
     Raises Rejected where versions of that time were purged.
     """
+    if logged.mode != Mode.VECTOR:
+        raise Misconfigured(
+            f"answer {logged.id} was found by {logged.mode} search: only a search by vectors can be ranked again",
+            code="no_replay",
+        )
     _require_kept(engine, space, logged.at)
     asked = Asked(engine, checked(logged.question))
     when = Moment(logged.at, logged.snapshot)
@@ -109,9 +118,7 @@ def replay(
 class _Look:
     """One look at the past: the best ``k`` that may be shown, and the best ``k`` that may not, while batches come by."""
 
-    def __init__(
-        self, engine: Engine, space: Space, asked: Asked, when: Moment, principals: Sequence[str], k: int
-    ) -> None:
+    def __init__(self, engine: Engine, space: Space, asked: Asked, when: Moment, principals: Sequence[str], k: int) -> None:
         self.engine, self.space, self.when, self.principals, self.k = engine, space, when, principals, k
         self.standing = served(engine, space)
         self.vector = asked.of(self.standing, self.standing.ref)

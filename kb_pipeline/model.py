@@ -216,6 +216,14 @@ class Bucket:
 # --- search ---------------------------------------------------------------------------------------------------------
 
 
+class Mode(StrEnum):
+    """How a search finds: by meaning, by words, or by both, fused by rank."""
+
+    VECTOR = "vector"
+    KEYWORD = "keyword"
+    HYBRID = "hybrid"
+
+
 @dataclass(frozen=True, slots=True)
 class Hit:
     document_id: int
@@ -225,7 +233,7 @@ class Hit:
     title_path: tuple[str, ...]
     version: int
     chunk_id: int
-    score: float
+    score: float  # cosine similarity; by words the index's own; fused: the sum of 1 / (60 + rank)
     text: str  # the display slice, links kept
 
 
@@ -235,6 +243,7 @@ class Answer:
     question: str
     at: datetime
     hits: tuple[Hit, ...]
+    mode: Mode = Mode.VECTOR
     withheld: int = 0  # as of an earlier time: what would have been shown then, and is deleted, hidden or not permitted now
 
 

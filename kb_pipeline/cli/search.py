@@ -10,7 +10,7 @@ import typer
 from kb_pipeline.cli.output import Output, excerpt
 from kb_pipeline.cli.session import session_of
 from kb_pipeline.errors import Misconfigured
-from kb_pipeline.model import Json
+from kb_pipeline.model import Json, Mode
 
 if TYPE_CHECKING:
     from kb_pipeline.model import Answer
@@ -27,6 +27,9 @@ def command(
     principals: Annotated[
         list[str], typer.Option("--as", metavar="PRINCIPAL", help="Search as this user or group; several: as all of them.")
     ] = [],  # noqa: B006
+    mode: Annotated[
+        str, typer.Option(metavar="MODE", help="vector, keyword or hybrid; by words where the index can (elasticsearch).")
+    ] = "vector",
     at: Annotated[
         str | None,
         typer.Option(metavar="TIME", help="What was found then: 2h or 3d ago, or 2026-05-01T10:00+08:00; no zone: this one's."),
@@ -37,11 +40,12 @@ def command(
     from kb_pipeline.search import search
 
     session = session_of(ctx)
+    how = mode_of(mode, at)
     then, note = (None, "") if at is None else time_of(at, datetime.now(UTC))
     with session.app() as opened:
         owner, asked = opened.space(space), " ".join(question)
         if then is None:
-            answer = search(opened.engine, owner, asked, k=k, principals=principals)
+            answer = search(opened.engine, owner, asked, k=k, principals=principals, mode=how)
         else:
             answer = as_of(opened.engine, owner, asked, then, k=k, principals=principals)
     if note:
@@ -63,6 +67,7 @@ def answer_document(answer: "Answer") -> Json:
         "answer_id": answer.answer_id,
         "question": answer.question,
         "at": answer.at,
+        "mode": answer.mode,
         "hits": [asdict(h) for h in answer.hits],
         "withheld": answer.withheld,
     }
@@ -76,6 +81,17 @@ def tell_hit(out: Output, hit: Json, *, lines: int = 2) -> None:
 def tell_withheld(out: Output, found: Json) -> None:
     if found["withheld"]:
         out.line(f"{found['withheld']} withheld: deleted, hidden or not permitted since")
+
+
+def mode_of(text: str, at: str | None) -> Mode:
+    """Raises Misconfigured."""
+    try:
+        mode = Mode(text)
+    except ValueError:
+        raise Misconfigured(f"--mode {text}: choose vector, keyword or hybrid", code="bad_mode") from None
+    if at is not None and mode is not Mode.VECTOR:
+        raise Misconfigured(f"--at {at} searches by vectors only: leave --mode out", code="bad_mode")
+    return mode
 
 
 def time_of(text: str, now: datetime) -> tuple[datetime, str]:

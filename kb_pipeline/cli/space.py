@@ -76,7 +76,8 @@ def add(
         typed = adapter_options(EMBEDDERS, embedder or opened.settings.embedder, options)
         space = opened.add_space(
             key, name=name, embedder=embedder, embedder_options=typed, index=index, index_options=of_index,
-            retained_versions=retain, schedule=schedule, time_zone=time_zone, chunking=chunking, audience=_audience(",".join(audience)),
+            retained_versions=retain, schedule=schedule, time_zone=time_zone, chunking=chunking,
+            audience=_audience(",".join(audience)),
         )  # fmt: skip
     if not session.out.document(space_document(space)):
         session.out.line(

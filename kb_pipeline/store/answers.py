@@ -8,7 +8,7 @@ from typing import Any
 from psycopg.types.json import Jsonb
 
 from kb_pipeline.errors import Misconfigured
-from kb_pipeline.model import Candidate, IndexRef, Json
+from kb_pipeline.model import Candidate, IndexRef, Json, Mode
 from kb_pipeline.statements import load_statements
 from kb_pipeline.store.database import Connection, one
 
@@ -68,13 +68,21 @@ def join_candidates(
 
 
 def log_answer(
-    c: Connection, space_id: int, question: str, principals: Sequence[str], k: int, joined: Joined, hits: Sequence[Any]
+    c: Connection,
+    space_id: int,
+    question: str,
+    principals: Sequence[str],
+    k: int,
+    mode: Mode,
+    joined: Joined,
+    hits: Sequence[Any],
 ) -> int:
     values = {
         "space": space_id,
         "question": question,
         "principals": list(principals),
         "k": k,
+        "mode": mode,
         "snapshot": joined.snapshot,
         "chunks": [h.chunk_id for h in hits],
         "scores": [h.score for h in hits],
@@ -100,6 +108,7 @@ class Logged:
     snapshot: str | None
     chunk_ids: list[int]
     scores: list[float]
+    mode: str
 
 
 def get_answer(c: Connection, answer_id: int) -> Logged:

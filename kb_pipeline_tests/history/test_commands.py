@@ -50,7 +50,7 @@ def test_search_at_a_time_finds_what_was_there(kb: Kb, loaded: str, folder: Path
     (folder / "leave.md").write_text("# Leave\n\nNew employees have twelve days of leave.\n", encoding="utf-8")
     assert kb("sync", loaded).code == 0
     found = kb.json("search", loaded, "leave", "-k", 1, "--at", at)
-    assert set(found) == {"answer_id", "question", "at", "hits", "withheld"}
+    assert set(found) == {"answer_id", "question", "at", "mode", "hits", "withheld"}
     assert (found["answer_id"], found["withheld"]) == (None, 0) and datetime.fromisoformat(
         found["at"]
     ) == datetime.fromisoformat(at)
@@ -80,7 +80,7 @@ def test_answer_keys_and_replay(kb: Kb, loaded: str, folder: Path) -> None:  # n
     (folder / "leave.md").write_text("# Leave\n\nNew employees have twelve days of leave.\n", encoding="utf-8")
     assert kb("sync", loaded).code == 0
     shown = kb.json("answer", given["answer_id"])
-    assert set(shown) == {"answer_id", "question", "at", "hits", "withheld", "space", "principals", "k"}
+    assert set(shown) == {"answer_id", "question", "at", "mode", "hits", "withheld", "space", "principals", "k"}
     assert (shown["space"], shown["principals"], shown["k"], shown["withheld"]) == (loaded, ["hr"], 5, 0)
     assert [h["chunk_id"] for h in shown["hits"]] == [h["chunk_id"] for h in given["hits"]]
     again = kb.json("answer", given["answer_id"], "--replay")["replay"]
