@@ -169,15 +169,19 @@ def remove(
             f"removing space {key!r} deletes its documents, versions and vectors for good: kb space remove {key} --yes",
             code="not_confirmed",
         )
+    from kb_pipeline.cli.partition import forget_partition
     from kb_pipeline.maintenance.delete_space import delete_space
 
     with session.app() as opened:
         residue = delete_space(opened.engine, opened.space(key))
+        deleted = not any(residue.values())
+        residue["partitions"] = forget_partition(opened.settings, key)
     left = sum(residue.values())
-    if not session.out.document({"key": key, "status": "DELETING" if left else "DELETED", "residue": residue}):
+    if not session.out.document({"key": key, "status": "DELETED" if deleted else "DELETING", "residue": residue}):
         session.out.line(f"Space {key} is deleted; nothing is left of it" if not left else f"Left of space {key}: {residue}")
     if left:
-        session.out.hint(f"Something of space {key} is still there: run the same command again")
+        again = "`kb up` takes its partition away" if deleted else f"run the same command again: kb space remove {key} --yes"
+        session.out.hint(f"Something of space {key} is still there: {again}")
         raise typer.Exit(COULD_NOT)
 
 

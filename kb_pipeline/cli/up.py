@@ -69,7 +69,7 @@ def _run(out: Output, settings: "Settings", host: str, lock: int) -> None:
     shown = _EVERYWHERE.get(host, host)
     base = f"http://[{shown}]" if ":" in shown else f"http://{shown}"
     url, service = f"{base}:{settings.web_port}", f"{base}:{settings.service_port}"
-    environment = _environment(settings, dagster_home(settings.home))
+    environment = dagster_environment(settings, dagster_home(settings.home))
     with _signals() as asked:
         supervisor = Supervisor(
             settings.home,
@@ -171,7 +171,7 @@ def dagster_database(settings: "Settings") -> dict[str, str]:
     return {f"DAGSTER_PG_{name}": str(found.get(key) or default) for name, (key, default) in parts.items()}
 
 
-def _environment(settings: "Settings", folder: Path) -> dict[str, str]:
+def dagster_environment(settings: "Settings", folder: Path) -> dict[str, str]:
     from kb_pipeline.settings import as_environment, child_environment
 
     own = as_environment(settings) | dagster_database(settings)

@@ -152,9 +152,16 @@ def _build(
             compared = True
         elif briefly(engine.pool, lambda c: _switch(c, space, index, keep_seconds)):
             return
+        elif _serves(engine, space, index):
+            return  # somebody else was faster
         elif being_built(engine, space).ref.index_id != index.ref.index_id:
             raise Misconfigured(f"index {index.ref.name} was given up meanwhile", code="nothing_building")
     raise Transient(f"space {space.key} is published into without a pause: run it again", code="index_behind")
+
+
+def _serves(engine: Engine, space: Space, index: Index) -> bool:
+    with transaction(engine.pool) as c:
+        return indexes.serving(c, space.id).ref.index_id == index.ref.index_id
 
 
 def _note(engine: Engine, index: Index, error: str | None) -> None:

@@ -35,7 +35,7 @@ from kb_pipeline.pipeline import IngestReport, ingest
 from kb_pipeline.signals import orderly_stop
 from kb_pipeline.states import FLOW, Node
 from kb_pipeline.store import gates as looks
-from kb_pipeline.store import spaces, status, tasks
+from kb_pipeline.store import indexes, spaces, status, tasks
 from kb_pipeline.store.database import connection, transaction
 from kb_pipeline.store.spaces import Space
 from kb_pipeline.sync import SyncReport, pending, settle, take_snapshot
@@ -198,8 +198,9 @@ def vector_index(context: AssetExecutionContext, kb: KbResource) -> MaterializeR
         report = _work(context, engine, space, Node.INDEXER)
         erased = settle(engine, space, loaded=report.published)
         with connection(engine.pool) as c:
+            serving = metadata.of_index(indexes.serving(c, space.id), space.generation)
             held = metadata.of_state(status.counts(c, space.id), tasks.failed_documents(c, space.id, metadata.MAX_ROWS))
-        values = {**metadata.of_node(report, "vectors_upserted", "published"), "vectors_erased": erased, **held}
+        values = {**metadata.of_node(report, "vectors_upserted", "published"), "vectors_erased": erased, **held, **serving}
         values |= metadata.of_log(_logged(engine, space, Node.INDEXER, since))
         values |= _history(context, values, "published", "vectors_upserted", "vectors_erased")
         return _result(engine, space, Node.INDEXER, values, gates.indexed(engine, space, since))

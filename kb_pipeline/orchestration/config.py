@@ -1,5 +1,7 @@
 """What a person may change for one run, in the launchpad. Left alone, a run does what `kb sync` does."""
 
+from typing import Any
+
 from dagster import Config
 from pydantic import Field
 
@@ -32,6 +34,16 @@ class ReembedConfig(Config):
     reembed_after: int = Field(
         default=0, ge=0, description="Go on behind this chunk: `last_chunk` of a run that was interrupted. 0: everything."
     )
+
+
+class RebuildConfig(Config):
+    """As `kb space set`, `kb space back` and `kb space build`."""
+
+    index: str = Field(default="", description="Kind of the next index, as `elasticsearch`; empty: as it is.")
+    index_options: dict[str, Any] = Field(default={}, description="Its options; secrets as env:NAME or file:PATH.")
+    embedder: str = Field(default="", description="Model of the next index; empty: as it is.")
+    embedder_options: dict[str, Any] = Field(default={}, description="Options of the model; secrets as env:NAME or file:PATH.")
+    back: bool = Field(default=False, description="Serve by the former index again. All left empty: go on with what was begun.")
 
 
 class ReconcileConfig(Config):

@@ -17,13 +17,16 @@ from dagster import (
     success_hook,
 )
 
+from kb_pipeline.maintenance import rebuild
 from kb_pipeline.maintenance.delete_space import delete_space
 from kb_pipeline.maintenance.purge import purge
 from kb_pipeline.maintenance.sweep import compact_index, sweep_removed
 from kb_pipeline.maintenance.vector_gc import collect_vectors as erase_vectors
 from kb_pipeline.orchestration.assets import FLOW_ASSETS
+from kb_pipeline.orchestration.config import RebuildConfig
 from kb_pipeline.orchestration.partitions import PARTITION_TAG, SCHEDULE_TAG, SPACES, WORKER_JOBS
 from kb_pipeline.orchestration.resources import KbResource
+from kb_pipeline.signals import orderly_stop
 from kb_pipeline.store import schedules
 from kb_pipeline.store.database import transaction
 from kb_pipeline.store.schedules import Kind
@@ -136,6 +139,43 @@ def collect_vectors() -> None:
 
 
 @op(
+    name="build_next_index",
+    description="Builds the index that is to serve a space next, beside the one that serves: fills it from the cached vectors, "
+    "or by the next model, keeps it up to date, compares it with the database id by id, and switches in one step. No search "
+    "fails or mixes models meanwhile. The next run goes on where one ended. The same as `kb space set SPACE index=...`.",
+)
+def build_next_index(context: OpExecutionContext, config: RebuildConfig, kb: KbResource) -> None:
+    app = kb.app()
+    space = app.space(context.partition_key)
+    if config.back:
+        rebuild.back(app.engine, space)
+    elif config.index or config.embedder or config.index_options or config.embedder_options:
+        wanted = app.change_index(
+            space,
+            index=config.index or None,
+            index_options=config.index_options or None,
+            embedder=config.embedder or None,
+            embedder_options=config.embedder_options or None,
+        )
+        if not wanted:
+            context.log.info("space %s is served like this already", space.key)
+            return
+    with orderly_stop(app.engine.stop):
+        report = app.build_index(space)
+    context.add_output_metadata(
+        {
+            "backend": report.kind, "index": report.index, "model": report.model, "chunks_given": report.chunks,
+            "embedded": report.embedded, "agreement_of_the_ten_best": report.agreement or 0.0,
+        }
+    )  # fmt: skip
+
+
+@job(partitions_def=SPACES, tags={"kb/job": "rebuild_index"}, description="Another index or another model for one space.")
+def rebuild_index() -> None:
+    build_next_index()
+
+
+@op(
     name="finish_deletions",
     description="Deletes the rest of every space whose deletion has begun and did not end. The same as `kb space remove`.",
 )
@@ -199,4 +239,5 @@ def log_retention() -> None:
 
 
 SCHEDULED_JOBS: list[Any] = [sync_space, reconcile_space, purge_space, collect_vectors, check_quality]
-JOBS: list[Any] = [*SCHEDULED_JOBS, ingest_batch, embed_batch, index_batch, delete_spaces, sweep_leftovers, log_retention]
+WORKERS: list[Any] = [ingest_batch, embed_batch, index_batch]
+JOBS: list[Any] = [*SCHEDULED_JOBS, *WORKERS, rebuild_index, delete_spaces, sweep_leftovers, log_retention]

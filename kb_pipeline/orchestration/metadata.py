@@ -11,6 +11,7 @@ from kb_pipeline.maintenance.reembed import ReembedReport
 from kb_pipeline.maintenance.reparse import ReparseReport
 from kb_pipeline.pipeline import IngestReport
 from kb_pipeline.store.gates import Worked
+from kb_pipeline.store.indexes import Index
 from kb_pipeline.sync import SyncReport
 from kb_pipeline.walk import COUNTS, PassReport
 
@@ -66,6 +67,18 @@ def of_node(report: IngestReport, *names: str, found: SyncReport | None = None) 
     if rows:
         values["failed_documents"] = table(_FAILED, rows[:MAX_ROWS])
     return values
+
+
+def of_index(index: Index, generation: int) -> dict[str, Any]:
+    """What serves the space. ``alias`` is the name that applications and other tools see in the backend."""
+    return {
+        "backend": index.ref.kind, "alias": index.ref.name, "model": index.fingerprint, "index_dimensions": index.ref.dimension,
+        "space_generation": generation, "serving_since": _when_served(index.served_at),
+    }  # fmt: skip
+
+
+def _when_served(at: datetime | None) -> str:
+    return at.isoformat(" ", "seconds") if at is not None else "it was made"
 
 
 def _when(at: Any) -> str:

@@ -7,7 +7,8 @@ from pydantic import PrivateAttr
 
 from kb_pipeline.engine import Engine
 from kb_pipeline.settings import Settings, load_settings
-from kb_pipeline.store.database import work_for
+from kb_pipeline.store import indexes
+from kb_pipeline.store.database import connection, work_for
 from kb_pipeline.store.spaces import Space
 from kb_pipeline.wiring import App, open_app
 
@@ -47,6 +48,11 @@ class KbResource(ConfigurableResource[None]):
     def deleting_spaces(self) -> list[str]:
         """Keys of spaces whose deletion has begun and not ended."""
         return [s.key for s in self.app().spaces() if s.status == "DELETING"]
+
+    def spaces_building(self) -> list[str]:
+        """Keys of spaces with an index that is to serve next."""
+        with connection(self.app().pool) as c:
+            return indexes.building(c)
 
     def close(self) -> None:
         self._app = None

@@ -67,6 +67,7 @@ def test_space_add_takes_every_setting(kb: Kb) -> None:
 def test_space_set_changes_what_it_names_and_nothing_else(kb: Kb) -> None:
     before = kb.json("space", "add", "changed", "--schedule", "0 1 * * *", "--audience", "staff")
     after = kb.json("space", "set", "changed", "name=Neu", "retain=2")
+    assert [i.pop("state") for i in after["indexes"]] == ["serving"] and after.pop("indexes")
     assert after == before | {"name": "Neu", "retained_versions": 2}
     assert kb.json("space", "set", "changed", "audience=a,b", "schedule=")["audience"] == [["a", "b"]]
     assert kb.json("space", "set", "changed", "audience=")["audience"] is None
@@ -86,7 +87,18 @@ def test_space_set_changes_what_it_names_and_nothing_else(kb: Kb) -> None:
         (("space", "add", "x", "--index", "none"), "unknown index"),
         (("space", "add", "x", "--embedder-option", "colour=red"), "colour"),
         (("space", "set", "nosuch", "name=x"), "nosuch"),
-        (("space", "set", "nosuch", "embedder=x"), "new space"),
+        (("space", "set", "nosuch", "embedder=x"), "nosuch"),
+        (("space", "set", "changed", "index=none"), "unknown index"),
+        (("space", "set", "changed", "index.colour=red"), "colour"),
+        (("space", "set", "changed", "embedder.dimension=x"), "dimension"),
+        (("space", "set", "changed", "chunking=max_tokens=3"), "max_tokens:300"),
+        (("space", "set", "changed", "chunking=max_tokens:3"), "min_tokens"),
+        (("space", "build", "changed"), "no index is being built"),
+        (("space", "cancel", "changed"), "no index is being built"),
+        (("space", "back", "changed"), "no former index is kept"),
+        (("search", "changed", "why", "--mode", "magic"), "vector, keyword or hybrid"),
+        (("search", "changed", "why", "--mode", "hybrid", "--at", "1h"), "by vectors only"),
+        (("search", "changed", "why", "--mode", "keyword"), "does not search by words"),
         (("space", "show", "nosuch"), "nosuch"),
         (("source", "add", "nosuch", "docs", "local_dir"), "nosuch"),
         (("source", "show", "nosuch"), "kb source list"),
@@ -391,3 +403,22 @@ def test_a_deleted_document_is_gone_at_once_and_comes_back_with_the_next_sync(kb
     assert [h["external_id"] for h in kb.json("search", loaded, "leave")["hits"]] == ["年假.md"]
     assert kb("doc", "delete", doc).code == 2
     assert kb.json("sync", loaded)["new"] == 1
+
+
+def test_another_model_is_built_and_gone_back_to(kb: Kb, tmp_path: Path) -> None:
+    for n in range(5):
+        (tmp_path / f"{n}.md").write_text(f"# Page {n}\n\nWhat stands on page {n}.\n", encoding="utf-8")
+    kb.json("space", "add", "models")
+    kb("source", "add", "models", "docs", "local_dir", f"path={tmp_path}")
+    chunks = kb.json("sync", "models")["embedded"]
+    changed = kb.json("space", "set", "models", "embedder.dimension=64")
+    assert changed["dimension"] == 64 and changed["built"]["embedded"] == changed["built"]["chunks"] == chunks
+    assert [i["state"] for i in changed["indexes"]] == ["serving", "kept"]
+    assert kb.json("search", "models", "anything")["hits"]
+    back = kb.json("space", "back", "models")
+    assert (back["embedded"], back["chunks"]) == (0, 0)
+    assert kb.json("space", "show", "models")["dimension"] == 256
+    begun = kb.json("space", "set", "models", "embedder.dimension=32", "--no-wait")
+    assert [i["state"] for i in begun["indexes"]] == ["serving", "building", "kept"]
+    assert kb.json("space", "cancel", "models")["status"] == "CANCELED"
+    assert [i["state"] for i in kb.json("space", "indexes", "models")["indexes"]] == ["serving", "kept"]

@@ -6,6 +6,7 @@ from dagster import DagsterInstance, DefaultSensorStatus, SensorResult, build_se
 from kb_pipeline.errors import Fatal
 from kb_pipeline.maintenance.delete_space import delete_space
 from kb_pipeline.orchestration.definitions import build_defs
+from kb_pipeline.orchestration.forget import forget
 from kb_pipeline.orchestration.partitions import SPACE
 from kb_pipeline.orchestration.resources import KbResource
 from kb_pipeline.orchestration.sensors import space_lifecycle
@@ -89,3 +90,25 @@ def test_unreachable_database_fails_the_tick_and_removes_nothing(instance: Dagst
 
 def test_it_runs_without_being_switched_on() -> None:
     assert space_lifecycle.default_status is DefaultSensorStatus.RUNNING
+
+
+def test_an_index_that_is_being_built_is_gone_on_with_by_a_run(app: FakedApp, instance: DagsterInstance, kb: KbResource) -> None:
+    space = app.add_space("growing", embedder="hashing")
+    tick(instance, kb)
+    assert app.change_index(space, embedder_options={"dimension": 32}) is True
+    with build_sensor_context(instance=instance, resources={"kb": kb}) as context:
+        result = space_lifecycle(context)
+    assert isinstance(result, SensorResult)
+    (asked,) = result.run_requests or ()
+    assert (asked.job_name, asked.partition_key) == ("rebuild_index", "growing")
+    done = build_defs({"kb": kb}).resolve_job_def("rebuild_index").execute_in_process(instance=instance, partition_key="growing")
+    assert done.success
+    assert app.space("growing").dimension == 32
+    assert "building" not in tick(instance, kb)
+
+
+def test_a_deleted_space_is_taken_out_of_the_partitions_at_once(instance: DagsterInstance) -> None:
+    instance.add_dynamic_partitions(SPACE, ["gone", "stays"])
+    assert forget(instance, "gone") == 0
+    assert keys(instance) == {"stays"}
+    assert forget(instance, "gone") == 0
