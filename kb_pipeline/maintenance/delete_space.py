@@ -9,6 +9,7 @@ from itertools import islice
 
 from kb_pipeline.engine import Engine
 from kb_pipeline.errors import Transient
+from kb_pipeline.maintenance.rebuild import drop_given_up
 from kb_pipeline.store import removal, retention, spaces
 from kb_pipeline.store.database import DatabaseBusy, retried, transaction
 from kb_pipeline.store.spaces import Space
@@ -26,7 +27,7 @@ def delete_space(engine: Engine, space: Space) -> dict[str, int]:
     for _ in range(ROUNDS):
         _forget_embeddings(engine, space)
         _clear_shards(engine, space)  # before the index: vectors that lie beside the chunks are truncated with them
-        _drop_indexes(engine, space)
+        drop_given_up(engine, space)
         _delete_objects(engine, space)
         _delete_rows(engine, space)
         residue = _residue(engine, space)
@@ -41,15 +42,6 @@ def _begin(engine: Engine, space: Space) -> None:
     with transaction(engine.pool) as c:
         spaces.lock_exclusive(c, space.id)
         removal.begin(c, space.id)
-
-
-def _drop_indexes(engine: Engine, space: Space) -> None:
-    with transaction(engine.pool) as c:
-        refs = removal.dropping_indexes(c, space.id)
-    for ref in refs:
-        if engine.index(ref).drop(ref) == 0:
-            with transaction(engine.pool) as c:
-                removal.dropped_index(c, ref.index_id)
 
 
 def _forget_embeddings(engine: Engine, space: Space) -> None:

@@ -1,6 +1,5 @@
 """The statements of a space's deletion. Each may run again; each asks for the DELETING space it belongs to."""
 
-from kb_pipeline.model import IndexRef
 from kb_pipeline.statements import load_statements
 from kb_pipeline.store import vector_retries
 from kb_pipeline.store.database import Connection, one
@@ -12,14 +11,6 @@ def begin(c: Connection, space_id: int) -> None:
     """D1, under the exclusive space lock: DELETING, generation + 1, tasks fenced off, sources paused."""
     for statement in (SQL.begin, SQL.cancel_tasks, SQL.pause_sources, SQL.drop_indexes):
         c.execute(statement, {"space": space_id})
-
-
-def dropping_indexes(c: Connection, space_id: int) -> list[IndexRef]:
-    return [IndexRef(*r) for r in c.execute(SQL.dropping_indexes, {"space": space_id})]
-
-
-def dropped_index(c: Connection, index_id: int) -> None:
-    c.execute(SQL.dropped_index, {"index": index_id})
 
 
 def shards(c: Connection, space_id: int) -> list[tuple[int, bool]]:

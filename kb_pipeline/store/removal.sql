@@ -18,15 +18,8 @@ UPDATE kb_source SET status = 'PAUSED' WHERE space_id = %(space)s AND status = '
 -- name: drop_indexes
 UPDATE kb_index SET status = 'DROPPING' WHERE space_id = %(space)s AND status IN ('FOLLOWING', 'SERVING')
 
--- name: dropping_indexes
-SELECT i.id, i.space_id, i.model_id, i.name, m.dimension, i.kind, i.options FROM kb_index i JOIN kb_model m ON m.id = i.model_id
-WHERE i.space_id = %(space)s AND i.status = 'DROPPING'
-
 -- name: models
 SELECT model_id FROM kb_space WHERE id = %(space)s UNION SELECT model_id FROM kb_index WHERE space_id = %(space)s ORDER BY 1
-
--- name: dropped_index
-UPDATE kb_index SET status = 'DROPPED' WHERE id = %(index)s AND status = 'DROPPING'
 
 -- name: shards
 SELECT h.shard, h.state = 'OWNED' AND h.space_id = s.id AS owned FROM kb_space s JOIN kb_shard h ON h.shard IN (s.shard, s.left_shard)
@@ -114,7 +107,6 @@ DELETE FROM kb_schedule WHERE space_id = %(space)s
 -- name: forget_embeddings
 -- The guard on the row itself: a pin that this statement had to wait for wins.
 DELETE FROM kb_embedding e WHERE e.model_id = %(model)s::int AND e.last_used < statement_timestamp()
-  AND NOT EXISTS (SELECT FROM kb_space s WHERE s.model_id = %(model)s::int AND s.status = 'ACTIVE')
   AND NOT EXISTS (SELECT FROM kb_index i JOIN kb_space s ON s.id = i.space_id
                   WHERE i.model_id = %(model)s::int AND i.status IN ('FOLLOWING', 'SERVING') AND s.status = 'ACTIVE')
 

@@ -28,7 +28,7 @@ from kb_pipeline.wiring import App, open_app
 from kb_pipeline_tests.benchmarks.corpus import scratch
 from kb_pipeline_tests.benchmarks.synthetic import Filled, SpaceSpec, connect, database, fill, load_average, percentile_ms
 
-STEPS = ("_begin", "_drop_indexes", "_forget_embeddings", "_clear_shards", "_delete_objects", "_delete_rows", "_residue")
+STEPS = ("_begin", "drop_given_up", "_forget_embeddings", "_clear_shards", "_delete_objects", "_delete_rows", "_residue")
 SEGMENT = 2**30  # PostgreSQL cuts a relation into files of this size
 FILES = """
 WITH leaf AS (SELECT c.oid, c.reltoastrelid FROM pg_class c JOIN pg_inherits h ON h.inhrelid = c.oid JOIN pg_class p ON p.oid = h.inhparent

@@ -185,8 +185,8 @@ RULES = (
         (
             Edit(
                 "kb_pipeline/maintenance/delete_space.py",
-                "retention.forget_staged(c, space.model_id, before)",
-                "retention.forget_staged(c, space.model_id, retention.clock(c))",
+                "retention.forget_staged(c, model, before)",
+                "retention.forget_staged(c, model, retention.clock(c))",
             ),
         ),
         ("flow/test_delete_space.py::test_a_vector_that_somebody_takes_up_while_its_space_is_deleted_stays",),
@@ -198,7 +198,8 @@ RULES = (
         (
             Edit(
                 REMOVAL,
-                "\n  AND NOT EXISTS (SELECT FROM kb_space s WHERE s.model_id = %(model)s::int AND s.status = 'ACTIVE')",
+                "\n  AND NOT EXISTS (SELECT FROM kb_index i JOIN kb_space s ON s.id = i.space_id\n"
+                "                  WHERE i.model_id = %(model)s::int AND i.status IN ('FOLLOWING', 'SERVING') AND s.status = 'ACTIVE')",
                 "",
             ),
         ),

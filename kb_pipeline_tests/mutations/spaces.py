@@ -7,6 +7,7 @@ PY = "kb_pipeline/store/spaces.py"
 REMOVAL = "kb_pipeline/store/removal.sql"
 REMOVE = "kb_pipeline/store/removal.py"
 DELETE = "kb_pipeline/maintenance/delete_space.py"
+REBUILD = "kb_pipeline/maintenance/rebuild.py"
 PGVECTOR = "kb_pipeline/indexes/pgvector.sql"
 
 RULES = (
@@ -64,8 +65,8 @@ RULES = (
         (
             Edit(
                 SQL,
-                "SELECT n.id, %(space)s, %(model)s, %(prefix)s || %(space)s::int || '_' || n.id, 'FOLLOWING', true FROM n",
-                "SELECT n.id, %(space)s, %(model)s, %(prefix)s || (SELECT key FROM kb_space WHERE id = %(space)s::int), 'FOLLOWING', true FROM n",
+                "SELECT n.id, s.id, s.model_id, 'kb_' || s.id || '_' || n.id, 'FOLLOWING', true,",
+                "SELECT n.id, s.id, s.model_id, 'kb_' || s.key, 'FOLLOWING', true,",
             ),
         ),
         ("flow/test_delete_space.py::test_a_space_made_again_under_the_same_key_is_out_of_reach_of_an_old_worker",),
@@ -110,7 +111,7 @@ RULES = (
         "space.drop_counted",
         "an index is DROPPED when it says that nothing is left",
         "vectors stay, and no row names their index",
-        (Edit(DELETE, "        if index.drop(ref) == 0:\n", "        index.drop(ref)\n        if True:\n"),),
+        (Edit(REBUILD, "        if engine.index(ref).drop(ref) == 0:\n", "        engine.index(ref).drop(ref)\n        if True:\n"),),
         ("store/test_interleavings.py::test_a_space_whose_index_keeps_something_is_not_deleted",),
     ),
     Rule(

@@ -121,7 +121,7 @@ RULES = (
             ),
             Edit(
                 RECONCILE,
-                "    wanted, strays = _rows(engine, space, read)\n",
+                "    wanted, strays = with_rows(engine, space, read)\n",
                 "    wanted, strays = read(old, shard)\n    old.rollback()\n    engine.pool.putconn(old)\n",
             ),
         ),

@@ -119,7 +119,7 @@ def test_a_key_of_a_deleted_space_begins_anew(app: FakedApp) -> None:
     assert sync_space(app.engine, again).ingest.published == 1
 
 
-@pytest.mark.parametrize("step", ["_drop_indexes", "_clear_shards", "_delete_objects", "_delete_rows", "_residue"])
+@pytest.mark.parametrize("step", ["drop_given_up", "_clear_shards", "_delete_objects", "_delete_rows", "_residue"])
 @pytest.mark.parametrize("promoted", [False, True], ids=["shared", "own"])
 def test_a_deletion_that_was_interrupted_is_finished_by_the_next_one(
     app: FakedApp, pool: Pool, step: str, promoted: bool, monkeypatch: pytest.MonkeyPatch
