@@ -9,7 +9,7 @@ WITH sp AS (SELECT id, shard, audience FROM kb_space WHERE id = %(space)s AND st
      x AS MATERIALIZED (
          SELECT x.chunk_id, x.score, t.vec_id = x.vec_id AS own, t.doc_id, d.published_at, d.status, d.hidden_at, d.acl, d.external_id, d.uri, d.title, d.current_ver
          FROM unnest(%(vectors)s::uuid[], %(chunks)s::bigint[], %(docs)s::bigint[], %(scores)s::float8[]) x (vec_id, chunk_id, doc_id, score)
-         LEFT JOIN kb_chunk_state t ON t.shard = %(shard)s::int AND t.id = x.chunk_id AND t.space_id = %(space)s AND t.in_current
+         LEFT JOIN {state} t ON t.shard = %(shard)s::int AND t.id = x.chunk_id AND t.space_id = %(space)s AND t.in_current
          LEFT JOIN kb_doc d ON d.id = coalesce(t.doc_id, x.doc_id)),
      head AS (SELECT coalesce((SELECT shard FROM sp), -1) AS shard, pg_current_snapshot()::text AS snapshot,
                      EXISTS (SELECT FROM x WHERE published_at >= %(since)s::timestamptz) AS republished),
@@ -23,7 +23,7 @@ SELECT head.shard, head.snapshot, head.republished, hit.chunk_id, hit.doc_id, hi
        hit.current_ver AS version, c.title_path, coalesce(c.display, c.content) AS text
 FROM head LEFT JOIN hit ON true
 LEFT JOIN kb_doc_version v ON v.doc_id = hit.doc_id AND v.version = hit.current_ver
-LEFT JOIN kb_chunk c ON c.shard = %(shard)s::int AND c.id = hit.chunk_id AND c.space_id = %(space)s
+LEFT JOIN {text} c ON c.shard = %(shard)s::int AND c.id = hit.chunk_id AND c.space_id = %(space)s
 ORDER BY hit.score DESC NULLS LAST, hit.chunk_id
 
 -- name: log
