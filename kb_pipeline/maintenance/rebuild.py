@@ -27,6 +27,7 @@ from kb_pipeline.store.spaces import Space
 BASE = 50_000  # chunks asked for in one transaction
 BATCH = 2000  # todo rows a call of the index
 SWITCHES = 100  # tries of the last step: each finds what was published during the one before
+CLAIMED_SECONDS = 0.5  # until texts that another process embeds are looked for again
 SAMPLE, BEST = 50, 10  # questions that both indexes are asked, and how many answers are compared
 QUESTION = 200  # characters of a chunk that make a question
 
@@ -51,6 +52,7 @@ class Given:
     entries: int = 0
     embedded: int = 0
     left: int = 0
+    claimed: int = 0  # of these, chunks whose text another process is embedding
     error: str | None = None
 
 
@@ -140,12 +142,15 @@ def _build(
 ) -> None:
     if not index.base_done:
         _make(engine, space, index, progress)
-    compared = False
-    for _ in range(SWITCHES):
+    compared, tries = False, 0
+    while tries < SWITCHES:
         given = follow_index(engine, space, index, progress)
         report.chunks, report.embedded = report.chunks + given.entries, report.embedded + given.embedded
+        if given.left and given.left == given.claimed and not engine.stop.wait(CLAIMED_SECONDS):
+            continue
         if given.left:
             raise Transient(f"index {index.ref.name} could not be given {given.left}: {given.error}", code="index_behind")
+        tries += 1
         if not compared:
             engine.index(index.ref).settle(index.ref)
             _compare(engine, space, index, report, progress)
@@ -257,6 +262,9 @@ def _bring(engine: Engine, space: Space, index: Index, wanted: Sequence[Wanted],
         ready |= entries(engine, space, ref, without)
     refused = upsert_each(port, ref, list(ready.values()))
     still = _missing(port.present(ref, [w.vec_id for w in missing]), missing)
+    if embedded_elsewhere := [w for w in still if w.chunk_id not in ready and given.error is None]:
+        given.claimed += len(embedded_elsewhere)
+        return still
     given.entries += len(missing) - len(still)
     if still and given.error is None:
         first = refused.get(still[0].vec_id)
