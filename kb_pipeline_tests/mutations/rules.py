@@ -1,6 +1,18 @@
-"""Every rule, by subject. Switching between two indexes of a space is not built yet: its rules are not here."""
+"""Every rule, by subject."""
 
-from kb_pipeline_tests.mutations import cache, history, ingest, listings, retries, spaces, tasks, vectors, walks, watermarks
+from kb_pipeline_tests.mutations import (
+    cache,
+    history,
+    ingest,
+    listings,
+    retries,
+    spaces,
+    switch,
+    tasks,
+    vectors,
+    walks,
+    watermarks,
+)
 from kb_pipeline_tests.mutations.rule import Rule
 
 RULES: tuple[Rule, ...] = (
@@ -10,6 +22,7 @@ RULES: tuple[Rule, ...] = (
     *vectors.RULES,
     *cache.RULES,
     *spaces.RULES,
+    *switch.RULES,
     *walks.RULES,
     *listings.RULES,
     *watermarks.RULES,

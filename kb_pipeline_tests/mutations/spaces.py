@@ -111,7 +111,13 @@ RULES = (
         "space.drop_counted",
         "an index is DROPPED when it says that nothing is left",
         "vectors stay, and no row names their index",
-        (Edit(REBUILD, "        if engine.index(ref).drop(ref) == 0:\n", "        engine.index(ref).drop(ref)\n        if True:\n"),),
+        (
+            Edit(
+                REBUILD,
+                "        if engine.index(ref).drop(ref) == 0:\n",
+                "        engine.index(ref).drop(ref)\n        if True:\n",
+            ),
+        ),
         ("store/test_interleavings.py::test_a_space_whose_index_keeps_something_is_not_deleted",),
     ),
     Rule(

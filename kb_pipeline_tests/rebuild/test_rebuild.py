@@ -1,15 +1,17 @@
 """Another index or model beside the serving one: complete before it serves, in one step, and back again."""
 
 from threading import Event
+from typing import Any
 
 import pytest
 
-from kb_pipeline.errors import Misconfigured, Transient
+from kb_pipeline.errors import Misconfigured, StateError, Transient
 from kb_pipeline.maintenance import rebuild
 from kb_pipeline.maintenance.delete_space import delete_space
 from kb_pipeline.maintenance.purge import purge
 from kb_pipeline.maintenance.reconcile import reconcile
 from kb_pipeline.maintenance.vector_gc import collect_vectors
+from kb_pipeline.model import IndexRef
 from kb_pipeline.nodes import index as indexer
 from kb_pipeline.search import search
 from kb_pipeline.store import indexes, spaces
@@ -230,6 +232,22 @@ def test_a_reader_that_never_stops_meets_no_error_no_gap_and_no_mixture(change: 
         change.build()
         ended.set()
     assert result == [seen[0]] and seen[0] > 5
+
+
+def test_a_search_that_began_by_one_model_ends_by_the_other(change: Change, monkeypatch: pytest.MonkeyPatch) -> None:
+    port = change.engine.index(change.serving())
+    real, switched = port.search, []
+
+    def gone(ref: IndexRef, *arguments: Any) -> Any:
+        if switched:
+            return real(ref, *arguments)
+        switched.append(change.to_model(64))
+        change.app.build_index(change.space)
+        raise StateError(f"index {ref.name} is gone", code="index_gone")
+
+    monkeypatch.setattr(port, "search", gone)
+    assert "2.md" in {h.external_id for h in search(change.engine, change.space, "word2", k=5).hits}
+    assert switched == [True]
 
 
 # --- trouble ----------------------------------------------------------------------------------------------------------------
