@@ -6,7 +6,8 @@ cost is the change since then and not the size of the space. Deleted, hidden or 
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -16,10 +17,11 @@ from kb_pipeline.engine import Engine, Progress, silent
 from kb_pipeline.errors import KbError, Misconfigured, Rejected, StateError, Transient
 from kb_pipeline.model import Answer, Hit, Mode
 from kb_pipeline.search import ROUNDS, WIDEST, Asked, checked, served
-from kb_pipeline.store import answers, embeddings, history, publications, spaces
+from kb_pipeline.store import answers, embeddings, history, indexes, publications, spaces
 from kb_pipeline.store.answers import Logged, Standing
 from kb_pipeline.store.database import Connection, transaction
 from kb_pipeline.store.history import Moment, Settled, Then
+from kb_pipeline.store.indexes import Index
 from kb_pipeline.store.spaces import Space
 
 SETTLED_SECONDS = 6.0  # a publish is stamped before it commits: its limit of five seconds, and a second between two clocks
@@ -58,12 +60,32 @@ def as_of(engine: Engine, space: Space, question: str, at: datetime, *, k: int =
     """
     _require_told(engine, space, at)
     asked = Asked(engine, checked(question))
+    try:
+        return _as_of(engine, space, asked, Moment(at), principals, k, None)
+    except Rejected as e:
+        if e.code != "vectors_missing":
+            raise
+        with transaction(engine.pool) as c:
+            former = indexes.former(c, space.id)
+        for index in former:
+            with suppress(Rejected, Misconfigured):  # its vectors are gone as well, or its model
+                return _as_of(engine, space, asked, Moment(at), principals, k, index)
+        raise
+
+
+def _as_of(
+    engine: Engine, space: Space, asked: Asked, when: Moment, principals: Sequence[str], k: int, by: Index | None
+) -> Answer:
+    """``by``: a former index, by whose model everything is ranked from the cache."""
     for last in (False,) * (ROUNDS - 1) + (True,):
-        look = _Look(engine, space, asked, Moment(at), principals, k)
-        if look.search_index(last=last):
-            hits = look.hits()
-            if hits is not None:
-                return Answer(None, asked.question, at, hits, withheld=look.withheld)
+        look = _Look(engine, space, asked, when, principals, k, by)
+        if by is not None:
+            look.rank_exactly(every=True)
+        elif not look.search_index(last=last):
+            continue
+        hits = look.hits()
+        if hits is not None:
+            return Answer(None, asked.question, when.at, hits, withheld=look.withheld)
     raise Transient(f"space {space.key} moved {ROUNDS} times during the search: ask again", code="search_moved")
 
 
@@ -105,8 +127,10 @@ def replay(
     _require_kept(engine, space, logged.at)
     asked = Asked(engine, checked(logged.question))
     when = Moment(logged.at, logged.snapshot)
+    with transaction(engine.pool) as c:
+        by = indexes.by_id(c, logged.index_id) if logged.index_id is not None else None
     for _ in range(ROUNDS):
-        look = _Look(engine, space, asked, when, logged.principals, logged.k - answer.withheld)
+        look = _Look(engine, space, asked, when, logged.principals, logged.k - answer.withheld, by)
         look.watched = {h.chunk_id for h in answer.hits}
         look.rank_exactly(progress=progress, every=True)
         hits = look.hits()
@@ -118,9 +142,26 @@ def replay(
 class _Look:
     """One look at the past: the best ``k`` that may be shown, and the best ``k`` that may not, while batches come by."""
 
-    def __init__(self, engine: Engine, space: Space, asked: Asked, when: Moment, principals: Sequence[str], k: int) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        space: Space,
+        asked: Asked,
+        when: Moment,
+        principals: Sequence[str],
+        k: int,
+        by: Index | None = None,
+    ) -> None:
         self.engine, self.space, self.when, self.principals, self.k = engine, space, when, principals, k
         self.standing = served(engine, space)
+        if by is not None:
+            self.standing = replace(
+                self.standing,
+                ref=by.ref,
+                fingerprint=by.fingerprint,
+                embedder=by.embedder,
+                embedder_options=by.embedder_options,
+            )
         self.vector = asked.of(self.standing, self.standing.ref)
         self.watched: set[int] = set()
         self.scores: dict[int, float] = {}  # of the watched chunks

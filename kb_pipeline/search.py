@@ -149,5 +149,5 @@ def _answer(
     answer_id = None
     if engine.answer_log:
         with transaction(engine.pool) as c:
-            answer_id = answers.log_answer(c, space.id, asked.question, principals, k, asked.mode, joined, rows)
+            answer_id = answers.log_answer(c, standing, asked.question, principals, k, asked.mode, joined, rows)
     return Answer(answer_id, asked.question, standing.at, hits, asked.mode)

@@ -76,7 +76,7 @@ def join_statement(shard: int) -> sql.Composed:
 
 def log_answer(
     c: Connection,
-    space_id: int,
+    standing: Standing,
     question: str,
     principals: Sequence[str],
     k: int,
@@ -85,7 +85,8 @@ def log_answer(
     hits: Sequence[Any],
 ) -> int:
     values = {
-        "space": space_id,
+        "space": standing.ref.space_id,
+        "index": standing.ref.index_id,
         "question": question,
         "principals": list(principals),
         "k": k,
@@ -116,6 +117,7 @@ class Logged:
     chunk_ids: list[int]
     scores: list[float]
     mode: str
+    index_id: int | None
 
 
 def get_answer(c: Connection, answer_id: int) -> Logged:

@@ -27,8 +27,8 @@ LEFT JOIN {text} c ON c.shard = %(shard)s::int AND c.id = hit.chunk_id AND c.spa
 ORDER BY hit.score DESC NULLS LAST, hit.chunk_id
 
 -- name: log
-INSERT INTO kb_answer (space_id, question, principals, k, snapshot, chunk_ids, scores, mode)
-VALUES (%(space)s, %(question)s, %(principals)s::text[], %(k)s, %(snapshot)s::pg_snapshot, %(chunks)s::bigint[], %(scores)s::real[], %(mode)s)
+INSERT INTO kb_answer (space_id, question, principals, k, snapshot, chunk_ids, scores, mode, index_id)
+VALUES (%(space)s, %(question)s, %(principals)s::text[], %(k)s, %(snapshot)s::pg_snapshot, %(chunks)s::bigint[], %(scores)s::real[], %(mode)s, %(index)s)
 RETURNING id
 
 -- name: set_acl
@@ -37,5 +37,5 @@ UPDATE kb_doc SET acl = %(acl)s::jsonb, acl_seq = acl_seq + 1 WHERE id = ANY(%(d
 -- name: get
 SELECT a.id, a.space_id, a.question, a.principals, a.k, a.at,
        CASE WHEN pg_snapshot_xmax(a.snapshot) <= pg_snapshot_xmax(pg_current_snapshot()) THEN a.snapshot::text END AS snapshot, a.chunk_ids, a.scores,
-       a.mode
+       a.mode, a.index_id
 FROM kb_answer a JOIN kb_space s ON s.id = a.space_id AND s.status = 'ACTIVE' WHERE a.id = %(answer)s

@@ -65,6 +65,12 @@ def serving(c: Connection, space_id: int) -> Index:
     raise Transient(f"space {space_id} serves no index", code="no_serving_index")
 
 
+def by_id(c: Connection, index_id: int) -> Index | None:
+    """Of whatever status."""
+    row = c.execute(SQL.by_id, {"index": index_id}).fetchone()
+    return _index(row) if row else None
+
+
 def former(c: Connection, space_id: int) -> list[Index]:
     """One of each model that served before, the last first. They may be dropped: their cached vectors may still be there."""
     found = [_index(r) for r in c.execute(SQL.former, {"space": space_id})]

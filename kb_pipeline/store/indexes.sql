@@ -11,6 +11,11 @@ SELECT DISTINCT ON (m.id) i.id, i.space_id, i.model_id, i.name, m.dimension, i.k
 FROM kb_index i JOIN kb_model m ON m.id = i.model_id
 WHERE i.space_id = %(space)s AND i.served_at IS NOT NULL AND i.status <> 'SERVING' ORDER BY m.id, i.served_at DESC
 
+-- name: by_id
+SELECT i.id, i.space_id, i.model_id, i.name, m.dimension, i.kind, i.options, i.status, i.base_done, i.embedder, i.embedder_options, m.fingerprint,
+       i.wanted, i.served_at, i.keep_until, i.agreement, i.error, i.created_at
+FROM kb_index i JOIN kb_model m ON m.id = i.model_id WHERE i.id = %(index)s
+
 -- name: begin
 WITH n AS (SELECT nextval(pg_get_serial_sequence('kb_index', 'id'))::int AS id)
 INSERT INTO kb_index (id, space_id, model_id, name, status, base_done, kind, options, embedder, embedder_options) OVERRIDING SYSTEM VALUE

@@ -1,11 +1,13 @@
 """Another index or model beside the serving one: complete before it serves, in one step, and back again."""
 
+from datetime import timedelta
 from threading import Event
 from typing import Any
 
 import pytest
 
-from kb_pipeline.errors import Misconfigured, StateError, Transient
+from kb_pipeline.as_of import as_of, read_answer, replay
+from kb_pipeline.errors import Misconfigured, Rejected, StateError, Transient
 from kb_pipeline.maintenance import rebuild
 from kb_pipeline.maintenance.delete_space import delete_space
 from kb_pipeline.maintenance.purge import purge
@@ -377,3 +379,34 @@ def test_two_builders_at_once_end_with_one_switch(change: Change) -> None:
     assert [i.status for i in change.living()] == ["SERVING", "FOLLOWING"]
     assert set(change.app.models[64].texts.values()) == {1}
     equal(change)
+
+
+# --- the past of another model ------------------------------------------------------------------------------------------------
+
+
+def test_the_past_before_a_change_of_model_is_ranked_by_the_former_one(change: Change) -> None:
+    given = search(change.engine, change.space, "word3", k=3)
+    at = change.execute("SELECT clock_timestamp() AS at")[0].at
+    change.memory.put("3.md", article("novelty", 4, tag="n"))
+    change.sync()  # what was current then and is not now will never be embedded by the next model
+    change.to_model(64)
+    change.build()
+    change.execute(
+        "UPDATE kb_publication SET from_at = from_at - interval '1 hour', to_at = to_at - interval '1 hour' WHERE space_id = %(space)s"
+    )
+    then = as_of(change.engine, change.space, "word3", at - timedelta(hours=1), k=3)
+    assert [h.chunk_id for h in then.hits] == [h.chunk_id for h in given.hits]
+    assert [h.score for h in then.hits] == pytest.approx([h.score for h in given.hits], abs=2e-3)
+    change.execute("DELETE FROM kb_embedding WHERE model_id <> %(model)s", model=change.space.model_id)
+    with pytest.raises(Rejected) as e:
+        as_of(change.engine, change.space, "word3", at - timedelta(hours=1), k=3)
+    assert e.value.code == "vectors_missing"
+
+
+def test_an_answer_is_replayed_by_the_model_that_gave_it(change: Change) -> None:
+    given = search(change.engine, change.space, "word3", k=3)
+    change.to_model(64)
+    change.build()
+    assert given.answer_id is not None
+    space, logged, shown = read_answer(change.engine, given.answer_id)
+    assert replay(change.engine, space, logged, shown).differences == ()
