@@ -28,6 +28,9 @@ EMBEDDERS: Mapping[str, str] = {
 }
 INDEXES: Mapping[str, str] = {
     "pgvector": "kb_pipeline.indexes.pgvector:PgVectorIndex",
+    "qdrant": "kb_pipeline.indexes.qdrant:QdrantIndex",
+    "milvus": "kb_pipeline.indexes.milvus:MilvusIndex",
+    "elasticsearch": "kb_pipeline.indexes.elasticsearch.adapter:ElasticsearchIndex",
 }
 BLOBS: Mapping[str, str] = {
     "file": "kb_pipeline.blobs.folder:FolderBlobs",
@@ -40,7 +43,8 @@ KINDS: Mapping[str, Mapping[str, str]] = {
     "index": INDEXES,
     "blobs": BLOBS,
 }
-EXTRAS: Mapping[str, str] = {}  # top-level module of an optional SDK -> the extra that installs it
+# Top-level module of an optional SDK -> the extra that installs it.
+EXTRAS: Mapping[str, str] = {"qdrant_client": "qdrant", "pymilvus": "milvus"}
 
 
 def open_adapter(kind: str, name: str, options: Mapping[str, Any] | None = None, *dependencies: Any) -> Any:

@@ -20,7 +20,10 @@ from kb_pipeline.settings import Settings
 from kb_pipeline.store.database import Pool, open_pool
 from kb_pipeline.store.migrations import migrate, migrations
 from kb_pipeline.store.spaces import Space
+from kb_pipeline_tests.elasticsearch.node import elasticsearch_node, elasticsearch_url
 from kb_pipeline_tests.fakes import FakedApp, MemoryIndex
+
+__all__ = ["elasticsearch_node", "elasticsearch_url"]  # fixtures
 
 _number = count(1)
 

@@ -190,6 +190,8 @@ class MemoryIndex:
     def upsert(self, ref: IndexRef, entries: Sequence[VectorEntry]) -> None:
         self.gate.pass_through()
         rows = self._rows(ref)
+        if any(len(e.vector) != 2 * ref.dimension for e in entries):
+            raise Rejected(f"vector index {ref.name}: a vector of another length", code="index_refused")
         with self._lock:
             for entry in () if self.drops_upserts else entries:
                 old = rows.get(entry.vec_id)

@@ -19,7 +19,7 @@ from psycopg.sql import Composed, Identifier
 from psycopg_pool import ConnectionPool
 from pydantic import BaseModel, ConfigDict
 
-from kb_pipeline.errors import Fatal, Misconfigured, StateError, Transient
+from kb_pipeline.errors import Fatal, Misconfigured, Rejected, StateError, Transient
 from kb_pipeline.model import Bucket, Candidate, IndexRef, VectorEntry
 from kb_pipeline.ports import IndexCapabilities
 from kb_pipeline.statements import load_statements
@@ -232,6 +232,8 @@ def _connected(pool: Pool) -> Iterator[Connection]:
             yield c
     except psycopg.errors.DiskFull as e:
         raise Fatal("the vector index's disk is full: free some space and run the same command again", code="index_full") from e
+    except psycopg.errors.DataException as e:  # a vector of another length
+        raise Rejected(f"vector index: the database refuses an entry: {e.diag.message_primary}", code="index_refused") from e
     except psycopg.OperationalError as e:
         raise Transient(f"vector index: {type(e).__name__}", code="index_down") from e
 

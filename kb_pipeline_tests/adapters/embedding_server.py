@@ -69,6 +69,9 @@ def embedding_server() -> Iterator[EmbeddingServer]:
         def do_GET(self) -> None:
             self.do_POST()
 
+        def do_PUT(self) -> None:
+            self.do_POST()
+
         def do_POST(self) -> None:
             raw = self.rfile.read(int(self.headers.get("content-length") or 0))
             body = json.loads(raw) if raw else {}

@@ -1,49 +1,20 @@
-"""What every vector index must keep: those of the registry on the embedded server, and the fake that tests work with."""
+"""What every vector index must keep: those of the registry on servers of their own, and the fake that tests work with."""
 
-import hashlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import count
-from typing import Any
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
 from uuid import UUID
 
 import numpy as np
-import psycopg
 import pytest
-from numpy.typing import NDArray
-from psycopg import sql
 
-from kb_pipeline.errors import Misconfigured, StateError, Transient
-from kb_pipeline.indexes import pgvector
-from kb_pipeline.maintenance.promotion import promote_if_large
-from kb_pipeline.model import Bucket, IndexRef, VectorEntry
-from kb_pipeline.ports import VectorIndex
-from kb_pipeline.registry import INDEXES, open_adapter
-from kb_pipeline.store import spaces
-from kb_pipeline.store.database import Pool, open_pool, transaction
-from kb_pipeline.store.spaces import Space
-from kb_pipeline_tests.conftest import Server
-from kb_pipeline_tests.fakes import FakedApp, MemoryIndex
-
-DIMENSION = 16
-_number = count(1)
-
-
-@dataclass
-class Bench:
-    """An index of its own space, ready for writing."""
-
-    app: FakedApp
-    space: Space
-    index: VectorIndex
-    ref: IndexRef
-
-    def drop(self) -> int:
-        """As a space's deletion does it: the row first, then the index."""
-        with transaction(self.app.pool) as c:
-            c.execute("UPDATE kb_index SET status = 'DROPPING' WHERE id = %s", [self.ref.index_id])
-        return self.index.drop(self.ref)
+from kb_pipeline.errors import Rejected, StateError
+from kb_pipeline.maintenance.sweep import Listing
+from kb_pipeline.model import Bucket, VectorEntry
+from kb_pipeline.registry import INDEXES
+from kb_pipeline_tests.fakes import FakedApp
+from kb_pipeline_tests.indexes.bench import DIMENSION, Bench, bench_maker, best, entries, vec_id, vectors
 
 
 @pytest.fixture(params=[*sorted(INDEXES), "memory"])
@@ -52,49 +23,13 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def make_bench(kind: str, make_app: Callable[..., FakedApp], pool: Pool) -> Callable[[], Bench]:
-    app = make_app()
-    index: VectorIndex = MemoryIndex() if kind == "memory" else open_adapter("index", kind, {}, pool)
-
-    def make() -> Bench:
-        space = app.add_space(f"bench-{next(_number)}", embedder_options={"dimension": DIMENSION})
-        with transaction(pool) as c:
-            ref = spaces.serving_index(c, space.id)
-        index.ensure(ref)
-        return Bench(app, space, index, ref)
-
-    return make
+def make_bench(kind: str, make_app: Callable[..., FakedApp], request: pytest.FixtureRequest) -> Callable[[], Bench]:
+    return bench_maker(kind, make_app(), request)
 
 
 @pytest.fixture
 def bench(make_bench: Callable[[], Bench]) -> Bench:
     return make_bench()
-
-
-def vectors(n: int, seed: int = 0) -> NDArray[np.float32]:
-    made = np.random.default_rng(seed).standard_normal((n, DIMENSION)).astype(np.float32)
-    return made / np.linalg.norm(made, axis=1, keepdims=True)
-
-
-def vec_id(n: int) -> UUID:
-    return UUID(bytes=hashlib.sha256(str(n).encode()).digest()[:16])
-
-
-def entries(made: NDArray[np.float32], acl: Callable[[int], tuple[int, ...]] = lambda _: ()) -> list[VectorEntry]:
-    """Chunk n has vector n and belongs to document n // 10."""
-    ids = [vec_id(n) for n in range(len(made))]
-    return [
-        VectorEntry(v, n, n // 10, made[n].astype("<f2").tobytes(), acl(n), 0, n - 1000, int(v.hex[:3], 16))
-        for n, v in enumerate(ids)
-    ]
-
-
-def best(made: NDArray[np.float32], query: NDArray[np.float32], k: int, among: Sequence[int] | None = None) -> list[int]:
-    """The exact answer over what is stored: float16 on both sides."""
-    scores = made.astype("<f2").astype(np.float64) @ query.astype("<f2").astype(np.float64)
-    scores /= np.linalg.norm(made.astype("<f2").astype(np.float64), axis=1)
-    rows = np.arange(len(made)) if among is None else np.asarray(among)
-    return [int(i) for i in rows[np.argsort(-scores[rows])][:k]]
 
 
 # --- writing ------------------------------------------------------------------------------------------------------------
@@ -126,6 +61,8 @@ def test_writing_and_deleting_nothing_is_nothing(bench: Bench) -> None:
 
 
 def test_an_older_acl_never_replaces_a_newer_one_and_the_same_may(bench: Bench) -> None:
+    if not bench.index.capabilities.conditional:
+        pytest.skip("an older ACL may come back, until the next reconciliation")
     old, *_ = entries(vectors(1), lambda _: (1,))
     newer = replace(old, acl=(2,), acl_seq=5, checksum=7)
     bench.index.upsert(bench.ref, [newer])
@@ -157,6 +94,25 @@ def test_indexes_do_not_see_each_other(make_bench: Callable[[], Bench]) -> None:
     two.index.upsert(two.ref, [replace(e, vec_id=vec_id(100 + n)) for n, e in enumerate(entries(vectors(3)))])
     assert two.drop() == 0
     assert len(one.index.present(one.ref, [vec_id(n) for n in range(5)])) == 5
+
+
+def test_equal_principals_of_two_spaces_never_meet(make_bench: Callable[[], Bench]) -> None:
+    """Interned principals are numbers that each space counts for itself."""
+    one, two = make_bench(), make_bench()
+    one.index.upsert(one.ref, entries(vectors(5), lambda _: (1,)))
+    made = [replace(e, vec_id=vec_id(100 + n), chunk_id=100 + n) for n, e in enumerate(entries(vectors(5), lambda _: (1,)))]
+    two.index.upsert(two.ref, made)
+    assert {x.chunk_id for x in one.index.search(one.ref, vectors(1)[0], 50, [1])} == set(range(5))
+    assert {x.chunk_id for x in two.index.search(two.ref, vectors(1)[0], 50, [1])} == set(range(100, 105))
+
+
+@pytest.mark.parametrize("length", [DIMENSION - 1, DIMENSION + 1])
+def test_a_vector_of_another_length_is_refused_and_costs_no_later_one(bench: Bench, length: int) -> None:
+    good, bad = entries(vectors(2))
+    with pytest.raises(Rejected):
+        bench.index.upsert(bench.ref, [replace(bad, vector=np.ones(length, "<f2").tobytes())])
+    bench.index.upsert(bench.ref, [good])
+    assert set(bench.index.present(bench.ref, [good.vec_id, bad.vec_id])) == {good.vec_id}
 
 
 # --- searching ----------------------------------------------------------------------------------------------------------
@@ -197,6 +153,42 @@ def test_a_filter_returns_k_of_what_it_permits(bench: Bench) -> None:
     assert len(bench.index.search(bench.ref, query, 5000, None)) == 2000
 
 
+def test_more_is_asked_for_than_there_is(bench: Bench) -> None:
+    bench.index.upsert(bench.ref, entries(vectors(7)))
+    for k in (7, 8, 4096):
+        assert len(bench.index.search(bench.ref, vectors(1)[0], k, None)) == 7
+
+
+def test_an_asker_may_have_thousands_of_principals(bench: Bench) -> None:
+    bench.index.upsert(bench.ref, entries(vectors(60), lambda n: tuple(range(n * 100, n * 100 + 100))))
+    found = bench.index.search(bench.ref, vectors(1)[0], 100, range(1000, 6000))
+    assert {x.chunk_id for x in found} == set(range(10, 60))
+    bench.index.upsert(bench.ref, [replace(entries(vectors(1))[0], acl=tuple(range(5000)), acl_seq=1)])
+    assert {x.chunk_id for x in bench.index.search(bench.ref, vectors(1)[0], 100, [4999])} == {0, 49}
+
+
+def test_words_are_found_in_chinese_and_english_by_those_who_may(bench: Bench) -> None:
+    if not bench.index.capabilities.keyword:
+        pytest.skip("it does not search by words")
+    texts = (("The invoice is due in March", "Payments"), ("出差报销流程说明", "财务制度"), ("Foxes run", "出差"))
+    made = [replace(e, text=t, title=h) for e, (t, h) in zip(entries(vectors(3), lambda n: (n,)), texts, strict=True)]
+    bench.index.upsert(bench.ref, made)
+
+    def found(question: str, acl: list[int] | None = None, k: int = 5) -> list[int]:
+        hits = bench.index.keyword(bench.ref, question, k, acl)  # type: ignore[attr-defined]
+        assert sorted((x.score for x in hits), reverse=True) == [x.score for x in hits]
+        return [x.chunk_id for x in hits]
+
+    assert found("INVOICE payments") == [0]
+    assert found("报销流程")[0] == 1
+    assert set(found("出差")) == {1, 2}
+    assert len(found("出差", k=1)) == 1
+    assert found("出差", [2, 7]) == [2]
+    assert found("出差" * 2000) != [] and found("?!") == [] and found("zebra") == []
+    bench.index.delete(bench.ref, [made[1].vec_id])
+    assert found("报销流程") == []
+
+
 def test_digest_and_ids_tell_exactly_what_is_held(bench: Bench) -> None:
     made = entries(vectors(300))
     bench.index.upsert(bench.ref, made)
@@ -215,6 +207,28 @@ def test_a_checksum_may_be_any_signed_32_bit_number(bench: Bench) -> None:
     made = [replace(first, checksum=-(2**31), bucket=5), replace(second, checksum=-(2**31), bucket=5)]
     bench.index.upsert(bench.ref, made)
     assert bench.index.digest(bench.ref) == {5: Bucket(2, -(2**32))}
+
+
+def test_ten_thousand_in_one_bucket_are_counted_and_listed_in_little_space(bench: Bench) -> None:
+    """As many as a bucket of 40 million holds, and more than a search window."""
+    number, bucket = 10_500, 9
+    ids = [UUID(int=bucket << 116 | vec_id(n).int & (1 << 116) - 1) for n in range(number)]
+    entry = entries(vectors(1))[0]
+    made = [replace(entry, vec_id=i, chunk_id=n, checksum=n, bucket=bucket) for n, i in enumerate(ids)]
+    for first in range(0, number, 3500):
+        bench.index.upsert(bench.ref, made[first : first + 3500])
+    tracemalloc.start()
+    try:
+        assert bench.index.digest(bench.ref) == {bucket: Bucket(number, sum(range(number)))}
+        counting = tracemalloc.get_traced_memory()[1]
+        held = bench.index.ids(bench.ref, bucket)
+        listing = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert held == {i: n for n, i in enumerate(ids)}
+    if bench.index.capabilities.digest:
+        assert counting < 2**21
+    assert listing < 1500 * number, listing  # the answer itself takes a quarter of it
 
 
 def test_settling_a_small_index_changes_no_answer(bench: Bench) -> None:
@@ -243,6 +257,32 @@ def test_a_dropped_index_takes_no_write_and_is_not_made_again_by_one(bench: Benc
     assert bench.index.drop(bench.ref) == 0
 
 
+def test_a_drop_touches_no_neighbour_whose_name_begins_alike(bench: Bench) -> None:
+    if not bench.index.capabilities.named:
+        pytest.skip("entries are told apart by a number")
+    bench.index.upsert(bench.ref, entries(vectors(5)))
+    neighbour = replace(bench.ref, index_id=bench.ref.index_id * 10 + 1, name=f"{bench.ref.name}1")
+    bench.index.ensure(neighbour)
+    try:
+        bench.index.upsert(neighbour, entries(vectors(3)))
+        assert bench.index.drop(bench.ref) == 0
+        assert len(bench.index.present(neighbour, [vec_id(n) for n in range(5)])) == 3
+        if isinstance(bench.index, Listing):
+            assert set(bench.index.names()) == {neighbour.name}
+    finally:
+        assert bench.index.drop(neighbour) == 0
+
+
+def test_a_write_after_the_drop_leaves_nothing_behind(bench: Bench) -> None:
+    if not isinstance(bench.index, Listing):
+        pytest.skip("it cannot list indexes")
+    assert set(bench.index.names()) == {bench.ref.name}
+    assert bench.drop() == 0
+    with pytest.raises(StateError):
+        bench.index.upsert(bench.ref, entries(vectors(1)))
+    assert set(bench.index.names()) == set()
+
+
 def test_dropping_an_index_that_was_never_made_is_done(bench: Bench) -> None:
     never = replace(bench.ref, index_id=10**6, model_id=10**6, name="kb_never")
     assert bench.index.drop(never) == 0
@@ -266,183 +306,3 @@ def test_writers_at_once_lose_nothing(bench: Bench) -> None:
         thread.join()
     assert errors == []
     assert sum(b.count for b in bench.index.digest(bench.ref).values()) == 400
-
-
-# --- pgvector alone: HNSW on a space's own shard, and what an operator is told --------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def large(
-    pool: Pool, tmp_path_factory: pytest.TempPathFactory, database_url: str
-) -> Iterator[tuple[Bench, NDArray[np.float32]]]:
-    """A promoted space with 6,000 vectors and the index that settle() built. One in 40 is for principal 1 only."""
-    from kb_pipeline.settings import Settings
-    from kb_pipeline.store.migrations import migrations
-
-    settings = Settings(
-        home=tmp_path_factory.mktemp("large") / ".kb", database_url=database_url, embedder="hashing", own_shard_chunks=10
-    )
-    app = FakedApp(settings, pool, migrations()[-1].version)
-    space = app.add_space("large", embedder_options={"dimension": DIMENSION})
-    index = app.engine.index(space)
-    with transaction(pool) as c:
-        ref = spaces.serving_index(c, space.id)
-    assert promote_if_large(app.engine, space, promised_chunks=11) is not None
-    made = vectors(6000, seed=3)
-    index.upsert(ref, entries(made, lambda n: (1,) if n % 40 == 7 else (2,)))
-    assert index.settle(ref) is True
-    yield Bench(app, space, index, ref), made
-
-
-def leaf_of(bench: Bench) -> str:
-    with transaction(bench.app.pool) as c:
-        return f"kb_vector_m{bench.ref.model_id}_{c.execute('SELECT shard FROM kb_space WHERE id = %s', [bench.space.id]).fetchone().shard}"
-
-
-def test_settling_builds_hnsw_once(large: tuple[Bench, NDArray[np.float32]]) -> None:
-    bench, _ = large
-    assert bench.index.settle(bench.ref) is False
-    with transaction(bench.app.pool) as c:
-        query = "SELECT i.indisvalid AS valid FROM pg_index i JOIN pg_class k ON k.oid = i.indexrelid WHERE k.relname = %s"
-        assert [r.valid for r in c.execute(query, [f"{leaf_of(bench)}_hnsw"])] == [True]
-
-
-def test_settles_at_once_build_one_index(large: tuple[Bench, NDArray[np.float32]]) -> None:
-    bench, made = large
-    name = f"{leaf_of(bench)}_hnsw"
-    with bench.app.pool.connection() as c:
-        c.execute(sql.SQL("DROP INDEX {}").format(sql.Identifier(name)))
-    results: list[object] = []
-
-    def settle() -> None:
-        try:
-            results.append(bench.index.settle(bench.ref))
-        except BaseException as e:
-            results.append(e)
-
-    threads = [threading.Thread(target=settle) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert set(map(type, results)) == {bool} and True in results, results
-    assert bench.index.settle(bench.ref) is False
-    test_search_goes_through_hnsw_and_finds_nearly_everything(large)
-
-
-def test_an_index_whose_build_was_killed_is_built_anew(large: tuple[Bench, NDArray[np.float32]]) -> None:
-    bench, made = large
-    name = f"{leaf_of(bench)}_hnsw"
-    with psycopg.connect(bench.app.pool.conninfo, autocommit=True) as c:
-        c.execute(sql.SQL("DROP INDEX {}").format(sql.Identifier(name)))
-        c.execute("SET statement_timeout = '20ms'")
-        build = "CREATE INDEX CONCURRENTLY {} ON {} USING hnsw (v halfvec_cosine_ops)"
-        with pytest.raises(psycopg.errors.QueryCanceled):
-            c.execute(sql.SQL(build).format(sql.Identifier(name), sql.Identifier(leaf_of(bench))))
-    assert bench.index.settle(bench.ref) is True
-    test_search_goes_through_hnsw_and_finds_nearly_everything(large)
-
-
-def test_search_goes_through_hnsw_and_finds_nearly_everything(large: tuple[Bench, NDArray[np.float32]]) -> None:
-    bench, made = large
-    right = 0
-    for query in vectors(20, seed=4):
-        found = bench.index.search(bench.ref, query, 10, None)
-        assert len(found) == 10
-        assert sorted((x.score for x in found), reverse=True) == [x.score for x in found]
-        right += len({x.chunk_id for x in found} & set(best(made, query, 10)))
-    assert right >= 180
-    assert f"{leaf_of(bench)}_hnsw" in plan(bench, None)
-
-
-def test_a_filter_over_hnsw_still_returns_k_rows_that_it_permits(large: tuple[Bench, NDArray[np.float32]]) -> None:
-    bench, made = large
-    few = [n for n in range(6000) if n % 40 == 7]
-    for query in vectors(10, seed=5):
-        assert [x.chunk_id for x in bench.index.search(bench.ref, query, 10, [1])] == best(made, query, 10, few)
-        found = bench.index.search(bench.ref, query, 10, [2])
-        assert len(found) == 10 and not {x.chunk_id for x in found} & set(few)
-        assert len(bench.index.search(bench.ref, query, 1500, None)) == 1500  # more than ef_search
-
-
-def test_hnsw_sees_what_was_written_and_deleted_after_it_was_built(large: tuple[Bench, NDArray[np.float32]]) -> None:
-    bench, _ = large
-    query = vectors(1, seed=6)[0]
-    late = VectorEntry(vec_id(99_999), 99_999, 1, query.astype("<f2").tobytes(), (), 0, 0, int(vec_id(99_999).hex[:3], 16))
-    bench.index.upsert(bench.ref, [late])
-    assert bench.index.search(bench.ref, query, 1, None)[0].chunk_id == 99_999
-    bench.index.delete(bench.ref, [late.vec_id])
-    assert bench.index.search(bench.ref, query, 1, None)[0].chunk_id != 99_999
-
-
-def plan(bench: Bench, acl: list[int] | None) -> str:
-    """What the server does for a search of this space."""
-    query = sql.SQL("EXPLAIN ") + sql.SQL(pgvector.SQL.search).format(
-        table=sql.Identifier(f"kb_vector_m{bench.ref.model_id}"), dimension=sql.SQL(str(DIMENSION))
-    )
-    with transaction(bench.app.pool) as c:
-        shard = c.execute("SELECT shard FROM kb_space WHERE id = %s", [bench.space.id]).fetchone().shard  # type: ignore[union-attr]
-        c.execute(pgvector.SQL.search_settings, {"ef": "100"})
-        text = "[" + ",".join(["0.25"] * DIMENSION) + "]"
-        values = {"shard": shard, "space": bench.space.id, "index": bench.ref.index_id, "q": text, "k": 10, "acl": acl}
-        return "\n".join(r[0] for r in c.execute(query, values))
-
-
-def test_a_server_without_pgvector_is_told_what_to_install(server: Server) -> None:
-    """A database that has no such extension and a server that could not make one."""
-    index, ref, pool = _bare(server)
-    with (
-        _extension(None, None),
-        pytest.raises(Misconfigured, match="no extension 'vector': install pgvector 0.7 or later") as e,
-    ):
-        index.ensure(ref)
-    assert e.value.code == "no_pgvector"
-    pool.close()
-
-
-@pytest.mark.parametrize(("installed", "available"), [("0.6.2", "0.8.0"), ("0.5.1", None), (None, "0.6.0")])
-def test_a_pgvector_without_halfvec_is_named_with_the_version_that_is_needed(
-    server: Server, installed: str | None, available: str | None
-) -> None:
-    index, ref, pool = _bare(server)
-    with (
-        _extension(installed, available),
-        pytest.raises(Misconfigured, match=f"pgvector {installed or available} is too old: 0.7") as e,
-    ):
-        index.ensure(ref)
-    assert e.value.code == "pgvector_too_old"
-    pool.close()
-
-
-@pytest.mark.parametrize("call", ["present", "search", "digest", "ids", "upsert", "delete", "settle", "drop"])
-def test_a_database_that_went_away_is_a_temporary_error_of_ours(bench: Bench, kind: str, call: str, database_url: str) -> None:
-    if kind != "pgvector":
-        pytest.skip("a fake in memory does not go away like this")
-    pool = open_pool(database_url, max_size=1)
-    index = open_adapter("index", kind, {}, pool)
-    pool.close()
-    arguments: dict[str, tuple[Any, ...]] = {"present": ([vec_id(1)],), "search": (vectors(1)[0], 5, None), "ids": (1,),
-        "upsert": (entries(vectors(1)),), "delete": ([vec_id(1)],)}  # fmt: skip
-    with pytest.raises(Transient) as e:
-        getattr(index, call)(bench.ref, *arguments.get(call, ()))
-    assert e.value.code == "index_down"
-    assert getattr(bench.index, call)(bench.ref, *arguments.get(call, ())) in ({}, [], None, False, 0)
-
-
-def _bare(server: Server) -> tuple[pgvector.PgVectorIndex, IndexRef, Pool]:
-    pool = open_pool(server.url, max_size=1)
-    return pgvector.PgVectorIndex(pgvector.Config(), pool), IndexRef(1, 1, 1, "kb_1", DIMENSION), pool
-
-
-class _extension:
-    """pg_extension and pg_available_extensions answer this, for a while."""
-
-    def __init__(self, installed: str | None, available: str | None) -> None:
-        self.answer = sql.SQL("SELECT {}::text AS installed, {}::text AS available").format(installed, available).as_string()
-
-    def __enter__(self) -> None:
-        self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(pgvector.SQL, "extension", self.answer)
-
-    def __exit__(self, *_: object) -> None:
-        self.patch.undo()

@@ -92,7 +92,9 @@ def test_it_runs_without_being_switched_on() -> None:
     assert space_lifecycle.default_status is DefaultSensorStatus.RUNNING
 
 
-def test_an_index_that_is_being_built_is_gone_on_with_by_a_run(app: FakedApp, instance: DagsterInstance, kb: KbResource) -> None:
+def test_an_index_that_is_being_built_is_gone_on_with_by_a_run(
+    app: FakedApp, instance: DagsterInstance, kb: KbResource
+) -> None:
     space = app.add_space("growing", embedder="hashing")
     tick(instance, kb)
     assert app.change_index(space, embedder_options={"dimension": 32}) is True
@@ -101,7 +103,9 @@ def test_an_index_that_is_being_built_is_gone_on_with_by_a_run(app: FakedApp, in
     assert isinstance(result, SensorResult)
     (asked,) = result.run_requests or ()
     assert (asked.job_name, asked.partition_key) == ("rebuild_index", "growing")
-    done = build_defs({"kb": kb}).resolve_job_def("rebuild_index").execute_in_process(instance=instance, partition_key="growing")
+    done = (
+        build_defs({"kb": kb}).resolve_job_def("rebuild_index").execute_in_process(instance=instance, partition_key="growing")
+    )
     assert done.success
     assert app.space("growing").dimension == 32
     assert "building" not in tick(instance, kb)

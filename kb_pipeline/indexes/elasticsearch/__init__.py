@@ -1,0 +1,1 @@
+"""Elasticsearch: ``layout`` says what lies on the server, ``bulk`` what is sent, ``failures`` what its answers mean."""
