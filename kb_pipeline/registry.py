@@ -13,6 +13,7 @@ from kb_pipeline.errors import Misconfigured, MissingExtra
 
 CONNECTORS: Mapping[str, str] = {
     "local_dir": "kb_pipeline.connectors.local_dir:LocalDir",
+    "s3": "kb_pipeline.connectors.s3:S3Objects",
 }
 PARSERS: Mapping[str, str] = {
     "markdown": "kb_pipeline.parsers.markdown:MarkdownParser",

@@ -4,10 +4,11 @@ The bucket should have lifecycle rules: one that aborts uploads a killed writer 
 one that expires those of deleted objects.
 """
 
+import errno
 import tempfile
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import BytesIO
 from itertools import islice
 from typing import Any, BinaryIO
@@ -15,36 +16,13 @@ from typing import Any, BinaryIO
 from pydantic import BaseModel, ConfigDict, Field
 
 from kb_pipeline.blobs import checked_key
-from kb_pipeline.errors import Fatal, KbError, Misconfigured, RateLimited, Rejected, Transient
+from kb_pipeline.errors import Fatal, KbError, RateLimited, Rejected, Transient
+from kb_pipeline.s3 import S3Failure, Trouble, failures, open_client, trouble_of
 
 _THREADS = 8
 _IN_FLIGHT = 32  # objects taken from the caller at a time, of at most _PART bytes each in memory
 _PART = 8 * 2**20  # from here on an object is sent in parts
 _DELETE = 1000  # the most that DeleteObjects takes
-
-_NO_OBJECT = {"NoSuchKey", "404", "NotFound"}
-_NO_BUCKET = {"NoSuchBucket", "PermanentRedirect", "301", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException"}
-_FULL = {"QuotaExceeded", "XMinioStorageFull", "XMinioAdminBucketQuotaExceeded", "InsufficientStorage", "507"}
-_SLOW_DOWN = {
-    "SlowDown",
-    "SlowDownRead",
-    "SlowDownWrite",
-    "TooManyRequests",
-    "RequestLimitExceeded",
-    "Throttling",
-    "429",
-    "503",
-}
-_RETRY = {
-    "InternalError",
-    "ServiceUnavailable",
-    "RequestTimeout",
-    "OperationAborted",
-    "ConditionalRequestConflict",
-    "BadDigest",
-    "IncompleteBody",
-    "NoSuchUpload",
-}
 
 
 class Config(BaseModel):
@@ -58,30 +36,15 @@ class Config(BaseModel):
 
 class S3Blobs:
     def __init__(self, config: Config) -> None:
-        import boto3
-        from botocore.config import Config as Options
-        from botocore.exceptions import BotoCoreError
-
         self._bucket = config.bucket
         self._prefix = f"{config.prefix.strip('/')}/" if config.prefix.strip("/") else ""
-        # The stores that are compatible know no checksums beyond what a request must have.
-        checksums = {"request_checksum_calculation": "when_required", "response_checksum_validation": "when_required"}
-        options = Options(
-            retries={"mode": "standard", "total_max_attempts": 3},
-            connect_timeout=10,
-            read_timeout=60,
-            max_pool_connections=_THREADS,
-            **(checksums if config.endpoint else {}),
+        self._client = open_client(
+            f"object store s3://{config.bucket}",
+            "KB_BLOBS, KB_S3_ENDPOINT, KB_S3_REGION",
+            endpoint=config.endpoint,
+            region=config.region,
+            threads=_THREADS,
         )
-        try:
-            # A session of its own: boto3's default session is not made for several threads.
-            self._client: Any = boto3.session.Session().client(
-                "s3", region_name=config.region, endpoint_url=config.endpoint or None, config=options
-            )
-        except (BotoCoreError, ValueError) as e:
-            raise Misconfigured(
-                f"object store s3://{config.bucket}: {e}: correct KB_BLOBS, KB_S3_ENDPOINT, KB_S3_REGION"
-            ) from e
 
     def put_many(self, objects: Iterable[tuple[str, bytes | BinaryIO]]) -> None:
         """File objects stay the caller's; they must stay open until this returns."""
@@ -135,18 +98,23 @@ class S3Blobs:
             with self._errors(f"{len(batch)} objects"):
                 answer = self._client.delete_objects(Bucket=self._bucket, Delete=named)
             for error in answer.get("Errors", ()):
-                if error.get("Code") not in _NO_OBJECT:
-                    raise self._error(error.get("Key", "").removeprefix(self._prefix), error.get("Code", ""), 0)
+                code = error.get("Code", "")
+                if (trouble := trouble_of(code, 0)) is not Trouble.NO_OBJECT:
+                    raise self._error(error.get("Key", "").removeprefix(self._prefix), trouble, code)
 
     def clear(self, folder: str) -> None:
+        # Uploads first: one that is completed meanwhile is an object, and those are deleted next.
+        self._abort_uploads(self._prefix + folder)
         self.delete_many(self.keys(folder))
-        with self._errors(f"{folder}*"):
-            uploads = self._client.get_paginator("list_multipart_uploads").paginate(
-                Bucket=self._bucket, Prefix=self._prefix + folder
-            )
-            for page in uploads:
+
+    def _abort_uploads(self, prefix: str) -> None:
+        with self._errors(f"{prefix.removeprefix(self._prefix)}*"):
+            for page in self._client.get_paginator("list_multipart_uploads").paginate(Bucket=self._bucket, Prefix=prefix):
                 for upload in page.get("Uploads", ()):
-                    self._client.abort_multipart_upload(Bucket=self._bucket, Key=upload["Key"], UploadId=upload["UploadId"])
+                    if not upload["Key"].startswith(prefix):
+                        continue  # there are stores that answer with those of the whole bucket
+                    with suppress(self._client.exceptions.NoSuchUpload):  # its writer has ended it
+                        self._client.abort_multipart_upload(Bucket=self._bucket, Key=upload["Key"], UploadId=upload["UploadId"])
 
     def keys(self, prefix: str) -> Iterator[str]:
         if base := prefix.rpartition("/")[0]:
@@ -160,37 +128,39 @@ class S3Blobs:
 
     @contextmanager
     def _errors(self, key: str) -> Iterator[None]:
-        """Vendor text stays out of the messages: it can hold key ids and signed URLs."""
-        from boto3.exceptions import Boto3Error
-        from botocore import exceptions as vendor
-
         try:
-            yield
-        except vendor.ClientError as e:
-            status = e.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-            raise self._error(key, e.response.get("Error", {}).get("Code", ""), status) from e
-        except (vendor.NoCredentialsError, vendor.PartialCredentialsError, vendor.CredentialRetrievalError) as e:
-            way_out = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or a role"
-            raise Fatal(f"{self._what(key)}: {type(e).__name__}: {way_out}", code="blob_store_denied") from e
-        except (vendor.BotoCoreError, Boto3Error, OSError) as e:
+            with failures():
+                yield
+        except S3Failure as e:
+            raise self._error(key, e.trouble, e.detail) from e
+        except OSError as e:
+            if e.errno in (errno.ENOSPC, errno.EDQUOT):
+                way_out = f"free some in {tempfile.gettempdir()}"
+                raise Transient(f"{self._what(key)}: no space for a temporary copy: {way_out}", code="no_temp_space") from e
             way_out = "check that the store can be reached"
             raise Transient(f"{self._what(key)}: {type(e).__name__}: {way_out}", code="blob_store_error") from e
 
-    def _error(self, key: str, code: str, status: int) -> KbError:
-        what = f"{self._what(key)}: {code or status}"
-        if code in _NO_OBJECT:
-            return Rejected(f"{what}: restore it from a backup", code="blob_missing")
-        if code in _NO_BUCKET:
-            return Fatal(f"{what}: create the bucket, or correct KB_BLOBS and KB_S3_REGION", code="blob_store_missing")
-        if code in _FULL or status == 507:
-            return Transient(f"{what}: free some space, or raise the quota", code="blob_store_full")
-        if code in _SLOW_DOWN or status == 429:
-            return RateLimited(f"{what}: the store asks for fewer requests")
-        if status >= 500 or code in _RETRY:
-            return Transient(f"{what}: it is tried again", code="blob_store_error")
-        way_out = (
-            "allow GetObject, PutObject, DeleteObject, ListBucket on it, and check the credentials and this machine's clock"
-        )
+    def _error(self, key: str, trouble: Trouble, detail: str) -> KbError:
+        what = f"{self._what(key)}: {detail}"
+        match trouble:
+            case Trouble.NO_OBJECT:
+                return Rejected(f"{what}: restore it from a backup", code="blob_missing")
+            case Trouble.NO_BUCKET:
+                return Fatal(f"{what}: create the bucket, or correct KB_BLOBS and KB_S3_REGION", code="blob_store_missing")
+            case Trouble.FULL:
+                return Transient(f"{what}: free some space, or raise the quota", code="blob_store_full")
+            case Trouble.SLOW_DOWN:
+                return RateLimited(f"{what}: the store asks for fewer requests")
+            case Trouble.RETRY | Trouble.CHANGED:
+                return Transient(f"{what}: it is tried again", code="blob_store_error")
+            case Trouble.UNREACHABLE:
+                return Transient(f"{what}: check that the store can be reached", code="blob_store_error")
+            case Trouble.NO_KEYS:
+                way_out = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or a role"
+            case Trouble.BAD_KEYS:
+                way_out = "correct AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and check this machine's clock"
+            case _:
+                way_out = "allow GetObject, PutObject, DeleteObject, ListBucket on it"
         return Fatal(f"{what}: {way_out}", code="blob_store_denied")
 
     def _what(self, key: str) -> str:

@@ -59,7 +59,7 @@ class Given:
 def begin(engine: Engine, space: Space, made: Made, *, in_place: bool) -> bool:
     """The space is to be served by an index like this. True: one is to be built, see ``build``. False: it is so already.
 
-    ``in_place``: the serving index takes other options without being built anew. A former index that is kept is taken up again.
+    ``in_place``: an index takes other options without being built anew. A former index that is kept is taken up again.
     Raises Misconfigured while another one is being built.
     """
     drop_given_up(engine, space)  # its entries may have the names of those that come
@@ -69,15 +69,16 @@ def begin(engine: Engine, space: Space, made: Made, *, in_place: bool) -> bool:
         if _is(serving, made) and (in_place or serving.ref.options == made.options):
             indexes.restate(c, serving.ref.index_id, made)
             return False
-        alike = [i for i in others if _is(i, made) and i.ref.options == made.options]
-        if alike and alike[0].building:
-            return True
-        if any(i.building for i in others):
+        alike = [i for i in others if _is(i, made) and (in_place or i.ref.options == made.options)]
+        if any(i.building for i in others) and not (alike and alike[0].building):
             raise indexes.already_building()
-        if alike:
-            indexes.want_again(c, alike[0].ref.index_id)
-        else:
+        if not alike:
             indexes.begin(c, space.id, made)
+            return True
+        if alike[0].ref.options != made.options:  # two of one model in this database would want the same rows
+            indexes.restate(c, alike[0].ref.index_id, made)
+        if not alike[0].building:
+            indexes.want_again(c, alike[0].ref.index_id)
         return True
 
     return briefly(engine.pool, decide)
@@ -331,11 +332,15 @@ def cancel(engine: Engine, space: Space, *, keep_seconds: float) -> Index:
     """Give up the index that is being built; one that has served before is kept. Raises Misconfigured if there is none."""
     index = being_built(engine, space)
 
-    def give_up(c: Connection) -> None:
-        if index.served_at is None or not indexes.keep(c, index.ref.index_id, keep_seconds):
-            indexes.give_up(c, index.ref.index_id)
+    def give_up(c: Connection) -> bool:
+        kept = index.served_at is not None and indexes.keep(c, index.ref.index_id, keep_seconds)
+        return kept or indexes.give_up(c, index.ref.index_id)
 
-    briefly(engine.pool, give_up)
+    if not briefly(engine.pool, give_up):
+        raise Misconfigured(
+            f"index {index.ref.name} serves space {space.key!r} by now: go back with kb space back {space.key}",
+            code="nothing_building",
+        )
     drop_given_up(engine, space)
     return index
 

@@ -107,7 +107,7 @@ def begin(c: Connection, space_id: int, made: Made) -> int:
 
 
 def restate(c: Connection, index_id: int, made: Made) -> None:
-    """Other options of the same index and the same model, from here on."""
+    """Other options of the same index and the same model, from here on; of the space as well if it serves."""
     c.execute(SQL.restate, {"index": index_id, **made.row})
     c.execute(SQL.space_follows, {"index": index_id})
 

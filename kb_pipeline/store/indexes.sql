@@ -74,7 +74,7 @@ UPDATE kb_index SET status = 'SERVING', served_at = clock_timestamp(), keep_unti
 
 -- name: space_follows
 UPDATE kb_space s SET model_id = i.model_id, embedder = i.embedder, embedder_options = i.embedder_options, index_kind = i.kind, index_options = i.options
-FROM kb_index i WHERE i.id = %(index)s AND s.id = i.space_id
+FROM kb_index i WHERE i.id = %(index)s AND i.status = 'SERVING' AND s.id = i.space_id
 
 -- name: wanted_again
 UPDATE kb_index SET keep_until = NULL WHERE id = %(index)s AND status = 'FOLLOWING' AND keep_until IS NOT NULL

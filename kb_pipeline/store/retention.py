@@ -98,6 +98,8 @@ def retired_models(c: Connection, space_id: int, before: datetime) -> list[int]:
 
 
 def forget_retired(c: Connection, model_id: int, before: datetime, limit: int) -> int:
+    """None of them once an index of this model is there again: it counts on what it has found."""
+    c.execute(SQL.lock_model, {"model": model_id})
     return c.execute(SQL.forget_retired, {"model": model_id, "before": before, "limit": limit}).rowcount
 
 

@@ -74,8 +74,14 @@ SELECT i.model_id FROM kb_index i WHERE i.space_id = %(space)s AND i.served_at I
                   AND (o.status IN ('FOLLOWING', 'SERVING') OR coalesce(o.keep_until, o.created_at) >= %(before)s::timestamptz))
 GROUP BY i.model_id ORDER BY i.model_id
 
+-- name: lock_model
+-- Whoever begins an index of this model refers to its row, and so waits.
+SELECT FROM kb_model WHERE id = %(model)s::int FOR UPDATE
+
 -- name: forget_retired
-DELETE FROM kb_embedding WHERE model_id = %(model)s::int AND content_hash = ANY(ARRAY(
+DELETE FROM kb_embedding WHERE model_id = %(model)s::int
+AND NOT EXISTS (SELECT FROM kb_index i WHERE i.model_id = %(model)s::int AND i.status IN ('FOLLOWING', 'SERVING'))
+AND content_hash = ANY(ARRAY(
     SELECT content_hash FROM kb_embedding WHERE model_id = %(model)s::int AND last_used < %(before)s::timestamptz LIMIT %(limit)s))
 
 -- name: answers

@@ -1,4 +1,4 @@
-"""What every object store must keep: a folder, and S3 as a real HTTP server in this process speaks it."""
+"""What every object store must keep: a folder, and S3 as two servers speak it."""
 
 import io
 import tempfile
@@ -13,34 +13,27 @@ from hypothesis import strategies as st
 
 from kb_pipeline.errors import Rejected, StateError
 from kb_pipeline.registry import BLOBS, open_adapter
+from kb_pipeline_tests import s3
 
 _number = count()
 
 
-@pytest.fixture(scope="module")
-def s3_endpoint() -> Iterator[str]:
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("AWS_ACCESS_KEY_ID", "test")
-        environment.setenv("AWS_SECRET_ACCESS_KEY", "test")
-        yield f"http://{host}:{port}"
-    server.stop()
+STORES = ("file", "s3-moto", "s3-nanio")
 
 
-@pytest.fixture(scope="module", params=sorted(BLOBS))
-def options(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+@pytest.fixture(scope="module", params=sorted(STORES))
+def options(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     """Of a store that all tests of this module share; each works below a prefix of its own."""
+    folder = tmp_path_factory.mktemp("objects")
     if request.param == "file":
-        return {"name": "file", "path": str(tmp_path_factory.mktemp("objects"))}
-    import boto3
+        yield {"name": "file", "path": str(folder)}
+        return
+    with s3.moto() if request.param == "s3-moto" else s3.nanio(folder) as endpoint, s3.environment():
+        yield {"name": "s3", "bucket": s3.new_bucket(endpoint), "prefix": "kb/a", "endpoint": endpoint}
 
-    endpoint = request.getfixturevalue("s3_endpoint")
-    boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1").create_bucket(Bucket="objects")
-    return {"name": "s3", "bucket": "objects", "prefix": "kb/a", "endpoint": endpoint}
+
+def test_every_store_is_in_this_suite() -> None:
+    assert {name.partition("-")[0] for name in STORES} == set(BLOBS)
 
 
 @pytest.fixture
@@ -192,9 +185,9 @@ def test_clear_takes_what_killed_writers_left(options: dict[str, Any], prefix: s
         store.clear(prefix)
         assert not folder.exists()
         return
-    import boto3
-
-    client = boto3.client("s3", endpoint_url=options["endpoint"], region_name="us-east-1")
-    client.create_multipart_upload(Bucket="objects", Key=f"kb/a/{prefix}half")
+    client, bucket = s3.client(options["endpoint"]), options["bucket"]
+    client.create_multipart_upload(Bucket=bucket, Key=f"kb/a/{prefix}half")
+    beside = client.create_multipart_upload(Bucket=bucket, Key=f"kb/a/{prefix.removesuffix('/')}1/half")
     store.clear(prefix)
-    assert not client.list_multipart_uploads(Bucket="objects").get("Uploads")
+    assert [upload["UploadId"] for upload in client.list_multipart_uploads(Bucket=bucket)["Uploads"]] == [beside["UploadId"]]
+    client.abort_multipart_upload(Bucket=bucket, Key=beside["Key"], UploadId=beside["UploadId"])

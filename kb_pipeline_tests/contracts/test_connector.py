@@ -1,12 +1,12 @@
-"""What every connector must keep, on a source that the test can change. A new connector adds its source to ``SOURCES``."""
+"""What every connector must keep, on a source that the test can change. A new connector adds its scene to ``SCENES``."""
 
 import hashlib
 import json
-import os
-import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,50 +14,41 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kb_pipeline.errors import Fatal, Rejected
+from kb_pipeline.errors import Fatal, KbError, Rejected
 from kb_pipeline.model import Item, Page, Presence, Verdict
-from kb_pipeline.registry import CONNECTORS, open_adapter
+from kb_pipeline.registry import CONNECTORS
+from kb_pipeline_tests import s3
+from kb_pipeline_tests.contracts.scenes import SCENES, Scene
 
 MAX_BYTES = 10**6
 
 
-class LocalFolder:
-    """The source behind local_dir."""
-
-    def __init__(self, folder: Path) -> None:
-        self.root = folder / "root"
-        self.root.mkdir()
-
-    def connector(self) -> Any:
-        return open_adapter("connector", "local_dir", {"path": str(self.root)})
-
-    def put(self, external_id: str, content: bytes) -> None:
-        path = self.root / external_id
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-        os.utime(path, (1.5e9, 1.5e9 + len(content)))  # long ago: nothing is provisional
-
-    def put_just_now(self, external_id: str) -> None:
-        (self.root / external_id).write_bytes(b"new")
-
-    def remove(self, external_id: str) -> None:
-        (self.root / external_id).unlink()
-
-    def vanish(self) -> None:
-        shutil.rmtree(self.root)
+@pytest.fixture(scope="module")
+def moto_endpoint() -> Iterator[str]:
+    with s3.moto() as endpoint:
+        yield endpoint
 
 
-SOURCES = {"local_dir": LocalFolder}
+@pytest.fixture(scope="module")
+def moto_proxy(moto_endpoint: str) -> Iterator[s3.Proxy]:
+    with s3.proxy(moto_endpoint) as proxy, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *a, **k: 0)
+        yield proxy
 
 
-@pytest.fixture(params=sorted(CONNECTORS))
-def source(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    return SOURCES[request.param](tmp_path)
+@pytest.fixture(params=sorted(SCENES))
+def source(request: pytest.FixtureRequest) -> Iterator[Scene]:
+    with tempfile.TemporaryDirectory() as folder:
+        yield SCENES[request.param](request.getfixturevalue, Path(folder))
 
 
-@pytest.fixture(params=sorted(CONNECTORS), scope="module")
+@pytest.fixture(params=sorted(SCENES), scope="module")
 def kind(request: pytest.FixtureRequest) -> Any:
-    return SOURCES[request.param]
+    return partial(SCENES[request.param], request.getfixturevalue)
+
+
+def test_every_connector_has_a_scene() -> None:
+    assert {name.partition("-")[0] for name in SCENES} == set(CONNECTORS)
 
 
 def ids(pages: Sequence[Page] | Iterator[Page]) -> list[str]:
@@ -76,26 +67,38 @@ tree = st.sets(st.lists(name, min_size=1, max_size=3).map("/".join), max_size=12
 )
 
 
-@settings(max_examples=60, deadline=None)
-@given(tree=tree, limit=st.integers(1, 5))
-def test_every_checkpoint_resumes_with_exactly_the_rest(kind: Any, tree: list[str], limit: int) -> None:
+def randomly(kind: Any, check: Callable[[Scene, st.DataObject], None]) -> None:
+    """``check`` on as many empty sources of this kind as its speed allows."""
     with tempfile.TemporaryDirectory() as folder:
-        source = kind(Path(folder))
-        for path in tree:
+        examples = kind(Path(folder)).examples
+
+    @settings(max_examples=examples, deadline=None, database=None)
+    @given(data=st.data())
+    def each(data: st.DataObject) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            check(kind(Path(folder)), data)
+
+    each()
+
+
+def test_every_checkpoint_resumes_with_exactly_the_rest(kind: Any) -> None:
+    def check(source: Scene, data: st.DataObject) -> None:
+        paths, limit = data.draw(tree), data.draw(st.integers(1, 5))
+        for path in paths:
             source.put(path, b"x")
         pages = list(source.connector().pages(None, limit))
-        assert sorted(ids(pages)) == tree
+        assert sorted(ids(pages)) == paths
         assert all(len(page.items) + len(page.bad) <= limit for page in pages)
         for number, page in enumerate(pages, 1):
             stored = json.loads(json.dumps(page.checkpoint))
             assert ids(source.connector().pages(stored, limit)) == ids(pages[number:])
 
+    randomly(kind, check)
 
-@settings(max_examples=60, deadline=None)
-@given(before=tree, data=st.data())
-def test_a_resumed_walk_omits_nothing_that_was_there_all_along(kind: Any, before: list[str], data: st.DataObject) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        source = kind(Path(folder))
+
+def test_a_resumed_walk_omits_nothing_that_was_there_all_along(kind: Any) -> None:
+    def check(source: Scene, data: st.DataObject) -> None:
+        before = data.draw(tree)
         for path in before:
             source.put(path, b"x")
         pages = list(source.connector().pages(None, 2))
@@ -108,6 +111,8 @@ def test_a_resumed_walk_omits_nothing_that_was_there_all_along(kind: Any, before
         seen = ids(pages[:stop]) + ids(source.connector().pages(pages[stop - 1].checkpoint, 2))
         assert len(seen) == len(set(seen))
         assert set(before) - removed <= set(seen)
+
+    randomly(kind, check)
 
 
 def test_an_empty_source_is_one_complete_empty_page(source: Any) -> None:
@@ -178,12 +183,76 @@ def test_a_change_token_that_takes_too_long_is_none(source: Any) -> None:
 
 
 def test_a_listing_with_a_provisional_item_has_no_digest(source: Any) -> None:
+    if not source.provisional:
+        pytest.skip("its revisions hold for items of this very moment")
     source.put("old.md", b"old")
-    source.put_just_now("new.md")
+    source.put_just_now("new.md", b"new")
     connector = source.connector()
     found = items(connector)
     assert found["new.md"].provisional and not found["old.md"].provisional
     assert connector.listing_digest() is None
+
+
+def test_an_edit_in_the_same_clock_tick_is_not_taken_for_the_listed_content(source: Any) -> None:
+    source.put_just_now("a.md", b"one")
+    before = items(source.connector())["a.md"]
+    source.put_just_now("a.md", b"two")
+    after = items(source.connector())["a.md"]
+    assert before.provisional or after.revision != before.revision
+    assert before.provisional == source.provisional
+
+
+def test_content_that_changed_after_the_listing_has_the_revision_that_was_read(source: Any) -> None:
+    source.put("a.md", b"one")
+    connector = source.connector()
+    listed = items(connector)["a.md"]
+    source.put("a.md", b"two!")
+    with (fetched := connector.fetch("a.md", MAX_BYTES)).data as data:
+        assert data.read() == b"two!"
+    assert fetched.revision == items(connector)["a.md"].revision != listed.revision
+
+
+def test_a_moved_item_is_gone_there_and_present_here(source: Any) -> None:
+    source.put("a.md", b"one")
+    before = items(source.connector())["a.md"]
+    source.move("a.md", "b.md")
+    connector = source.connector()
+    after = items(connector)
+    assert set(after) == {"b.md"} and after["b.md"].identity == before.identity
+    assert connector.presence(["a.md", "b.md"]) == [Presence.GONE, Presence.PRESENT]
+    assert connector.fetch("b.md", MAX_BYTES).data.read() == b"one"
+
+
+def test_a_revoked_item_is_forbidden_and_never_gone(source: Any) -> None:
+    source.put("d/a.md", b"x")
+    source.put("b.md", b"x")
+    with source.revoked("d/a.md"):
+        connector = source.connector()
+        for read in (lambda: connector.fetch("d/a.md", MAX_BYTES), lambda: connector.content_digest("d/a.md")):
+            with pytest.raises(Rejected) as e:
+                read()
+            assert e.value.code == "forbidden"
+        assert connector.presence(["d/a.md", "b.md"]) == [Presence.FORBIDDEN, Presence.PRESENT]
+    assert source.connector().fetch("d/a.md", MAX_BYTES).data.read() == b"x"
+
+
+def test_a_listing_that_fails_in_part_is_never_complete(source: Any) -> None:
+    source.put("a.md", b"x")
+    source.put("d/b.md", b"x")
+    with source.unlistable("d"):
+        connector = source.connector()
+        with suppress(KbError):
+            assert any(page.verdict is Verdict.PARTIAL for page in connector.pages(None, 50))
+        with suppress(KbError):
+            assert connector.listing_digest() is None
+        assert connector.presence(["d/b.md"]) != [Presence.GONE]
+    assert sorted(ids(source.connector().pages(None, 50))) == ["a.md", "d/b.md"]
+
+
+def test_the_clock_is_the_sources_own(source: Any) -> None:
+    if not source.clock_ahead(50_000.0):
+        pytest.skip("it is this machine's")
+    assert 49_000 < source.connector().clock() - time.time() < 51_000
 
 
 def test_an_edit_changes_the_revision_and_only_that_of_its_item(source: Any) -> None:

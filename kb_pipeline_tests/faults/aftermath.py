@@ -1,11 +1,14 @@
 """After the storm: one pass, one reconciliation, one GC in calm weather; then every space against a fresh load, by ids."""
 
 from collections import Counter
+from contextlib import suppress
 
+from kb_pipeline.errors import Misconfigured
+from kb_pipeline.maintenance import rebuild
 from kb_pipeline.maintenance.delete_space import delete_space
 from kb_pipeline.maintenance.reconcile import reconcile
 from kb_pipeline.maintenance.vector_gc import collect_vectors
-from kb_pipeline.store import tasks
+from kb_pipeline.store import indexes, tasks
 from kb_pipeline.store.database import retried, transaction
 from kb_pipeline.sync import SyncReport, sync_space
 from kb_pipeline_tests.faults.invariants import Checker
@@ -46,6 +49,8 @@ def compare_with_fresh_loads(storm: Storm) -> Counter[str]:
 def _settle(storm: Storm, app: StormApp, place: Place) -> Counter[str]:
     """Two passes: the second has the decisions of people undone, by content that is new."""
     found: Counter[str] = Counter()
+    with suppress(Misconfigured):  # there is none
+        rebuild.cancel(app.engine, place.space, keep_seconds=3600)
     _pass(app, place)
     with transaction(app.pool) as c:
         dead = tasks.list_tasks(c, place.space.id, "DEAD", 1000)
@@ -60,6 +65,11 @@ def _settle(storm: Storm, app: StormApp, place: Place) -> Counter[str]:
     report = reconcile(app.engine, place.space)
     found["lost"], found["orphans"] = report.missing + report.wrong, report.orphaned
     collect_vectors(app.engine, place.space)
+    with transaction(app.pool) as c:
+        kept = indexes.living(c, place.space.id)[1:]
+    for index in kept:
+        compared = reconcile(app.engine, place.space, repair=False, index=index)
+        found["lost"] += compared.missing + compared.wrong
     return found
 
 

@@ -12,9 +12,10 @@ from kb_pipeline_tests.fakes import MemoryIndex
 ALWAYS = {
     "current, and not in the index": """
         SELECT s.space_id, s.doc_id, s.id FROM kb_space sp
+        JOIN kb_index i ON i.space_id = sp.id AND i.status = 'SERVING' AND i.model_id = {model}
         JOIN kb_chunk_state s ON s.shard = sp.shard AND s.space_id = sp.id AND s.in_current
         WHERE sp.status = 'ACTIVE' AND sp.id <> %(outside)s
-          AND NOT EXISTS (SELECT FROM kb_vector_m{model} v WHERE v.shard = sp.shard AND v.vec_id = s.vec_id AND v.space_id = sp.id)""",
+          AND NOT EXISTS (SELECT FROM kb_vector_m{model} v WHERE v.shard = sp.shard AND v.vec_id = s.vec_id AND v.space_id = sp.id AND v.index_id = i.id)""",
     "current, and condemned": """
         SELECT s.space_id, s.doc_id, s.id, s.vec_status FROM kb_space sp
         JOIN kb_chunk_state s ON s.shard = sp.shard AND s.space_id = sp.id AND s.in_current
@@ -92,11 +93,13 @@ WHERE sp.id = %(space)s
 class Checker:
     """Looks at everything, over a connection of its own."""
 
-    def __init__(self, url: str, model_id: int, outside: int, index: MemoryIndex, never_gone: Sequence[str]) -> None:
+    def __init__(self, url: str, models: Sequence[int], outside: int, index: MemoryIndex, never_gone: Sequence[str]) -> None:
         self.c = psycopg.connect(url, prepare_threshold=None, autocommit=True)
-        self.index, self.model_id = index, model_id
+        self.index = index
         self.values = {"outside": outside, "never_gone": list(never_gone)}
-        self.statements = {name: text.format(model=model_id) for name, text in ALWAYS.items()}
+        self.statements = {
+            (name, m if "{model}" in text else 0): text.format(model=m) for name, text in ALWAYS.items() for m in models
+        }
 
     def close(self) -> None:
         self.c.close()
@@ -106,7 +109,7 @@ class Checker:
         found = []
         with self.c.transaction():
             self.c.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            for name, statement in self.statements.items():
+            for (name, _), statement in self.statements.items():
                 if rows := self.c.execute(statement, self.values if "%(" in statement else None).fetchall():
                     found.append(f"{name}: {rows[:3]}")
         return found + self._outside()
@@ -151,5 +154,7 @@ class Checker:
     def _held(self, space_id: int) -> set[Any]:
         if space_id == self.values["outside"]:
             return {i for name, rows in self.index.indexes.items() if name.startswith(f"kb_{space_id}_") for i in rows}
-        table = f"kb_vector_m{self.model_id}"
-        return {r[0] for r in self.c.execute(f"SELECT vec_id FROM {table} WHERE space_id = %s", [space_id])}
+        (model, index) = self.c.execute(
+            "SELECT model_id, id FROM kb_index WHERE space_id = %s AND status = 'SERVING'", [space_id]
+        ).fetchone() or (0, 0)
+        return {r[0] for r in self.c.execute(f"SELECT vec_id FROM kb_vector_m{model} WHERE index_id = %s", [index])}

@@ -1,6 +1,7 @@
 """Everything at once on one server: the engine of the storm tests and of the storm benchmark.
 
-Three spaces share texts, server and cache. ``steady`` has its vectors in the database and is promoted in the middle of it,
+Three spaces share texts, server and cache. ``steady`` has its vectors in the database, is promoted in the middle of it and
+changes its model again and again,
 ``outside`` has them in another store, ``phoenix`` is loaded, promoted and deleted again and again. Every thread has an
 application of its own, as every process has.
 """
@@ -38,21 +39,16 @@ from kb_pipeline.store.spaces import Space
 from kb_pipeline.sync import SyncReport, sync_space, take_snapshot
 from kb_pipeline.versions import rollback
 from kb_pipeline_tests.fakes import FakedApp
+from kb_pipeline_tests.faults.changer import MODELS, IndexChanger, served_since
+from kb_pipeline_tests.faults.faulty import FAULTS
 from kb_pipeline_tests.faults.invariants import Checker
 from kb_pipeline_tests.faults.onlookers import Onlooker
 from kb_pipeline_tests.faults.users import NEVER_GONE, Users
-from kb_pipeline_tests.faults.weather import (
-    FAULTS,
-    SharedBlobs,
-    SharedIndex,
-    SharedSource,
-    StormyEmbedder,
-    StormyIndex,
-    Weather,
-)
+from kb_pipeline_tests.faults.weather import SharedBlobs, SharedIndex, SharedSource, StormyEmbedder, StormyIndex, Weather
 
 # What an actor may be told when others are at it, or the weather is bad. Anything else is a finding.
 TOLD = frozenset({
+    "already_building", "index_behind", "index_incomplete", "no_index", "nothing_building", "timeout",  # of the next index
     "endpoint_down", "index_down", "index_gone", "index_timeout", "lease_lost", "no_document", "no_serving_index", "no_source",
     "no_space", "no_version", "not_settled", "purged", "search_moved", "shard_busy", "source_busy", "space_gone",
 })  # fmt: skip
@@ -62,7 +58,7 @@ OPERATIONS = (
     "published", "walked", "synced", "walk_taken_over", "added", "edited", "moved", "removed", "reappeared", "acl_changed",
     "documents_deleted", "versions_archived", "chunks_erased", "embeddings_forgotten", "vectors_erased", "reconciled",
     "lease_expired", "canceled", "retried", "rolled_back", "deleted_by_hand", "promoted", "left_shard_cleared", "searched",
-    "asked_the_past", "compared_with_the_past", "space_made", "space_deleted", "looks", "landed_late",
+    "asked_the_past", "compared_with_the_past", "index_begun", "index_switched", "index_given_up", "space_made", "space_deleted", "looks", "landed_late",
     "read_failed", "embedding_refused", "embedding_lost", *(f"upsert_{f}" for f in FAULTS), *(f"delete_{f}" for f in FAULTS),
 )  # fmt: skip
 RECENT = 24  # tasks that an operator looks at
@@ -80,7 +76,7 @@ class StormApp(FakedApp):
         self.connectors = storm.connectors
 
     def _embedder(self, of: Modelled) -> Embedder:
-        return self.storm.embedder
+        return self.storm.embedders[of.embedder_options.get("dimension", MODELS[0])]
 
     def _index(self, ref: IndexRef) -> VectorIndex:
         if ref.space_id not in self._keys:
@@ -123,7 +119,8 @@ class Storm:
             embedder="hashing",
         )
         self.weather = Weather(self.seed, 0.0)
-        self.embedder, self.blobs = StormyEmbedder(self.weather), SharedBlobs(self.weather)
+        self.embedders = {d: StormyEmbedder(self.weather, d) for d in MODELS}
+        self.embedder, self.blobs = self.embedders[MODELS[0]], SharedBlobs(self.weather)
         self.index, self.connectors = SharedIndex(), dict[int, Any]()
         self.over = threading.Event()
         self.began = time.monotonic()
@@ -136,6 +133,7 @@ class Storm:
         with self.process() as app:
             self.steady, self.outside = self.settle_place(app, "steady"), self.settle_place(app, "outside")
             self.phoenix = self.settle_place(app, "phoenix")
+            self.changer = IndexChanger(self, app, self.steady.space)
 
     @contextmanager
     def process(self) -> Iterator[StormApp]:
@@ -182,6 +180,7 @@ class Storm:
             ("reconcile", self.reconcile),
             ("operator", lambda a, r: self.operate(a, s, r)),
             ("reader", watch[0].search),
+            ("index changer", self.changer.change),
             ("worker outside 1", lambda a, r: self.work(a, o.space, r)),
             ("worker outside 2", lambda a, r: self.work(a, o.space, r)),
             ("users outside", lambda a, r: self.edit(o, r)),
@@ -218,7 +217,7 @@ class Storm:
             self.over.set()
 
     def checker(self) -> Checker:
-        return Checker(self.url, self.steady.space.model_id, self.outside.space.id, self.index, NEVER_GONE)
+        return Checker(self.url, self.changer.models, self.outside.space.id, self.index, NEVER_GONE)
 
     def _watch(self) -> None:
         try:
@@ -281,10 +280,12 @@ class Storm:
 
     def reconcile(self, app: StormApp, chance: random.Random) -> None:
         self.rest(0.15)
-        report = reconcile(app.engine, chance.choice([self.steady, self.outside]).space)
+        space = chance.choice([self.steady, self.outside]).space
+        compared = served_since(app, space)
+        report = reconcile(app.engine, space)
         self.done["reconciled"] += 1
         self.done["orphans_condemned"] += report.orphaned
-        if report.missing:
+        if report.missing and served_since(app, space) == compared:  # what stood down meanwhile may lack something
             self.find(f"reconcile: current, and not in the index: {report.samples['missing'][:3]}")
 
     def land(self, app: StormApp, chance: random.Random) -> None:

@@ -131,8 +131,8 @@ class SharedIndex(MemoryIndex):
 class StormyEmbedder(CountingEmbedder):
     """``asked``: how often each text was embedded, by its hash; what fails before its work does not count."""
 
-    def __init__(self, weather: Weather) -> None:
-        super().__init__()
+    def __init__(self, weather: Weather, dimension: int = 256) -> None:
+        super().__init__(dimension)
         self.weather = weather
         self.asked: Counter[bytes] = Counter()
         self._lock = Lock()

@@ -8,6 +8,8 @@ SQL = "kb_pipeline/store/indexes.sql"
 INDEXER = "kb_pipeline/nodes/index.py"
 PUBLISH = "kb_pipeline/store/publications.sql"
 TESTS = "rebuild/test_rebuild.py::"
+MEANWHILE = "rebuild/test_meanwhile.py::"
+STORE = "store/test_indexes.py::"
 
 RULES = (
     Rule(
@@ -118,8 +120,113 @@ RULES = (
         "two of them count on being the next",
         (
             Edit("sql/0011_index_changes.sql", "CREATE UNIQUE INDEX kb_index_building", "CREATE INDEX kb_index_building"),
-            Edit(REBUILD, "        if any(i.building for i in others):\n            raise indexes.already_building()\n", ""),
+            Edit(
+                REBUILD,
+                "        if any(i.building for i in others) and not (alike and alike[0].building):\n            raise indexes.already_building()\n",
+                "",
+            ),
         ),
         (TESTS + "test_one_is_built_at_a_time_and_the_same_wish_goes_on",),
+    ),
+    Rule(
+        "switch.tombstones",
+        "what leaves is erased in every living index",
+        "the next index, or the former one, keeps what nobody knows any more",
+        (
+            Edit(
+                PUBLISH,
+                "WHERE NOT f.cur AND i.space_id = %(space)s AND i.status IN ('FOLLOWING', 'SERVING') ORDER BY i.id, f.vec_id",
+                "WHERE NOT f.cur AND i.space_id = %(space)s AND i.status = 'SERVING' ORDER BY i.id, f.vec_id",
+            ),
+        ),
+        (MEANWHILE + "test_what_leaves_while_an_index_is_built_is_erased_in_both",),
+    ),
+    Rule(
+        "switch.current",
+        "only what is current when it is given is given",
+        "an index is given chunks that were erased meanwhile",
+        (
+            Edit(
+                SQL,
+                "AND space_id = %(space)s AND in_current AND id = ANY(%(ids)s::bigint[])",
+                "AND space_id = %(space)s AND id = ANY(%(ids)s::bigint[])",
+            ),
+        ),
+        (MEANWHILE + "test_what_was_noted_and_is_not_current_any_more_is_not_given",),
+    ),
+    Rule(
+        "switch.in_place",
+        "two indexes of one model in this database are one, with other options",
+        "they want the same rows, and the second is never complete",
+        (Edit(REBUILD, "(in_place or i.ref.options == made.options)]", "i.ref.options == made.options]"),),
+        (MEANWHILE + "test_an_index_in_this_database_is_taken_up_again_with_other_options",),
+    ),
+    Rule(
+        "switch.options",
+        "a space has the options of the index that serves",
+        "it says what it will have, and an index is opened by it",
+        (
+            Edit(
+                SQL,
+                "WHERE i.id = %(index)s AND i.status = 'SERVING' AND s.id = i.space_id",
+                "WHERE i.id = %(index)s AND s.id = i.space_id",
+            ),
+        ),
+        (STORE + "test_options_of_an_index_that_only_follows_are_not_the_spaces",),
+    ),
+    Rule(
+        "switch.given_up",
+        "nobody switches to what is given up",
+        "an index serves that is being dropped",
+        (
+            Edit(INDEXES, 'target.status != "FOLLOWING" or not target.base_done', "not target.base_done"),
+            Edit(SQL, "AND status IN ('FOLLOWING', 'SERVING') ORDER BY id FOR UPDATE", "ORDER BY id FOR UPDATE"),
+            Edit(
+                SQL,
+                "keep_until = NULL, error = NULL WHERE id = %(index)s AND status = 'FOLLOWING'",
+                "keep_until = NULL, error = NULL WHERE id = %(index)s",
+            ),
+        ),
+        (STORE + "test_nobody_switches_to_what_is_given_up",),
+    ),
+    Rule(
+        "switch.retired",
+        "vectors of a model are not forgotten while an index of it lives",
+        "an index serves whose vectors are cached nowhere: the past cannot be ranked",
+        (
+            Edit(
+                "kb_pipeline/store/retention.sql",
+                "AND NOT EXISTS (SELECT FROM kb_index i WHERE i.model_id = %(model)s::int AND i.status IN ('FOLLOWING', 'SERVING'))\n",
+                "",
+            ),
+        ),
+        (STORE + "test_the_vectors_of_a_model_that_is_built_again_are_not_forgotten",),
+    ),
+    Rule(
+        "switch.retired_lock",
+        "whoever begins an index waits for vectors of its model that are being forgotten",
+        "it counts on vectors that are gone a moment later",
+        (Edit("kb_pipeline/store/retention.py", '    c.execute(SQL.lock_model, {"model": model_id})\n', ""),),
+        (STORE + "test_whoever_builds_a_model_again_waits_for_what_is_being_forgotten",),
+    ),
+    Rule(
+        "switch.past",
+        "a past that the model that serves has no vectors for is ranked by a former model",
+        "after a change of model nothing before it can be asked for",
+        (Edit("kb_pipeline/as_of.py", "        for index in former:\n", "        for index in former[:0]:\n"),),
+        (TESTS + "test_the_past_before_a_change_of_model_is_ranked_by_the_former_one",),
+    ),
+    Rule(
+        "switch.replay",
+        "an answer is replayed by the model that gave it",
+        "scores of two models are compared, and every answer differs",
+        (
+            Edit(
+                "kb_pipeline/as_of.py",
+                "        by = indexes.by_id(c, logged.index_id) if logged.index_id is not None else None\n",
+                "        by = None\n",
+            ),
+        ),
+        (TESTS + "test_an_answer_is_replayed_by_the_model_that_gave_it",),
     ),
 )

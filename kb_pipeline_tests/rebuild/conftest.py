@@ -57,7 +57,7 @@ class ChangingApp(FakedApp):
 
     def _embedder(self, of: Modelled) -> Embedder:
         made = super()._embedder(of)
-        return self.models.setdefault(made.dimension, Counted(made))  # type: ignore[return-value]
+        return self.models.setdefault(made.dimension, Counted(made))
 
 
 class Change(Flow):
