@@ -3,8 +3,10 @@
 Compatible stores use codes of their own beside those of Amazon; an answer without a body (HEAD) has its status as its code.
 """
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from email.utils import parsedate_to_datetime
 from enum import Enum, auto
 from typing import Any
 
@@ -129,3 +131,9 @@ def failures() -> Iterator[None]:
         raise S3Failure(Trouble.NO_KEYS, type(e).__name__) from e
     except (vendor.BotoCoreError, Boto3Error) as e:
         raise S3Failure(Trouble.UNREACHABLE, type(e).__name__) from e
+
+
+def time_of(answer: Any) -> float:
+    """The service's own time, in whole seconds since the epoch; ours where it tells none."""
+    stamp = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
+    return parsedate_to_datetime(stamp).timestamp() if stamp else time.time()

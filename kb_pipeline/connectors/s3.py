@@ -20,7 +20,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from email.utils import parsedate_to_datetime
 from io import BytesIO
 from itertools import islice, pairwise
 from typing import Annotated, Any, BinaryIO, Literal
@@ -32,7 +31,7 @@ from kb_pipeline.connectors import Globs, Selection
 from kb_pipeline.errors import Fatal, KbError, RateLimited, Rejected, TooLarge, Transient
 from kb_pipeline.model import BadItem, Fetched, Item, Json, Page, Presence
 from kb_pipeline.ports import WHOLE, Capabilities
-from kb_pipeline.s3 import S3Failure, Trouble, failures, open_client
+from kb_pipeline.s3 import S3Failure, Trouble, failures, open_client, time_of
 
 _EXCLUDE = (".*", "~$*", "*~", "*.tmp", "*.part", "*_$folder$", "Thumbs.db", "desktop.ini", "__MACOSX", "__pycache__")
 _LOOSE = "."  # the scope of what lies in no folder: the others end with a slash
@@ -105,7 +104,7 @@ class S3Objects:
             "bucket": self._bucket,
             "prefix": self._prefix,
             "objects": f"more than {_LIST}" if answer.get("IsTruncated") else len(answer.get("Contents", ())),
-            "clock_skew_seconds": round(_date(answer) - (before + time.time()) / 2, 1),
+            "clock_skew_seconds": round(time_of(answer) - (before + time.time()) / 2, 1),
         }
         if self._config.versioned:
             with self._errors(""):
@@ -116,7 +115,7 @@ class S3Objects:
         return found
 
     def clock(self) -> float:
-        return _date(self._first_answer(1))
+        return time_of(self._first_answer(1))
 
     # --- listing
 
@@ -196,11 +195,15 @@ class S3Objects:
                 Bucket=self._bucket, Prefix=self._prefix + scope, PaginationConfig=size, **options
             )
         )
+        answer: Any = {}
         while True:
+            cut = answer.get("IsTruncated")
             with self._errors("", one_scope=scope if one_scope else None):
                 if (answer := next(answers, None)) is None:
-                    return
+                    break
             yield answer
+        if cut:  # boto3 takes a missing token for the end
+            raise Transient(f"{self._name(scope)}: the store cut its listing and does not say how to go on", code="listing_cut")
 
     def _item(self, external_id: str, entry: Any) -> Item:
         return Item(
@@ -383,12 +386,6 @@ class S3Objects:
 
 
 _PRESENCE = {Trouble.NO_OBJECT: Presence.GONE, Trouble.DENIED: Presence.FORBIDDEN, Trouble.ARCHIVED: Presence.PRESENT}
-
-
-def _date(answer: Any) -> float:
-    """The service's own time, in whole seconds; ours where it tells none."""
-    stamp = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
-    return parsedate_to_datetime(stamp).timestamp() if stamp else time.time()
 
 
 def _stored_sha256(answer: Any) -> bytes | None:

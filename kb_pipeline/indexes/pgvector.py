@@ -84,15 +84,10 @@ class PgVectorIndex:
         with _connected(self._pool) as c, c.transaction():
             shard = self._shard(c, ref)
             c.execute(SQL.search_settings, {"ef": str(max(self._config.ef_search, min(k, 1000)))})
-            if acl_list is not None:
-                few = c.execute(
-                    _named(SQL.permitted_few, ref),
-                    {"shard": shard, "index": ref.index_id, "space": ref.space_id, "acl": acl_list},
-                )
-                if few.fetchone().few:  # type: ignore[union-attr]
-                    c.execute(SQL.exact)
             where = {"shard": shard, "space": ref.space_id, "index": ref.index_id, "q": query, "k": k, "acl": acl_list}
-            rows = c.execute(_named(SQL.search, ref, dimension=ref.dimension), where).fetchall()
+            few = acl_list is not None and c.execute(_named(SQL.permitted_few, ref), where).fetchone().few  # type: ignore[union-attr]
+            statement = SQL.search_exactly if few else SQL.search
+            rows = c.execute(_named(statement, ref, dimension=ref.dimension), where).fetchall()
         rows.sort(key=lambda r: -r.score)  # an iterative scan gives them in nearly this order
         return [Candidate(r.vec_id, r.chunk_id, r.doc_id, r.score) for r in rows]
 

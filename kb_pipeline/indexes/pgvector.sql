@@ -50,8 +50,11 @@ SELECT set_config('hnsw.ef_search', %(ef)s, true) AS ef, set_config('hnsw.iterat
 SELECT count(*) < 5000 AS few FROM (SELECT FROM {table} WHERE shard = %(shard)s::int AND index_id = %(index)s AND space_id = %(space)s
     AND (acl = '{{}}' OR acl && %(acl)s::int[]) LIMIT 5000) x
 
--- name: exact
-SELECT set_config('enable_indexscan', 'off', true)
+-- name: search_exactly
+-- Ordered by an expression that no HNSW index has: to turn index scans off does not keep PostgreSQL 18 from taking it here.
+SELECT vec_id, chunk_id, doc_id, 1 - (v <=> %(q)s::halfvec({dimension})) AS score FROM {table}
+WHERE shard = %(shard)s::int AND space_id = %(space)s AND index_id = %(index)s AND (acl = '{{}}' OR acl && %(acl)s::int[])
+ORDER BY score DESC LIMIT %(k)s
 
 -- name: search
 SELECT vec_id, chunk_id, doc_id, 1 - (v <=> %(q)s::halfvec({dimension})) AS score FROM {table}

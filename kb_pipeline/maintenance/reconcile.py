@@ -101,8 +101,10 @@ def reconcile(
         done += len(group)
         progress(Progress("comparing", done, len(differing)))
     _name_samples(engine, report)
-    if index.status == "SERVING":
-        with_rows(engine, space, lambda c, shard: _close(c, space, shard, report, began if repair else None))
+    if index.status == "SERVING" and not with_rows(
+        engine, space, lambda c, shard: _close(c, space, index, shard, report, began if repair else None)
+    ):
+        return reconcile(engine, space, repair=repair, progress=progress)  # it has stood down: what it lacks is noted for it
     return report
 
 
@@ -120,7 +122,7 @@ def _reconcile_group(
             last = _look(engine, space, ref, buckets).of(found)
             report.repaired += len(found) - len(last)
             if index.status == "SERVING":
-                _remember(engine, space, [*last.missing.values(), *last.wrong.values()], tried)
+                _remember(engine, space, index, [*last.missing.values(), *last.wrong.values()], tried)
     report.waiting += last.waiting
 
 
@@ -195,13 +197,15 @@ def _upsert(engine: Engine, space: Space, index: Index, wanted: Sequence[Wanted]
     return tried
 
 
-def _remember(engine: Engine, space: Space, still: Sequence[Wanted], tried: Mapping[int, str]) -> None:
+def _remember(engine: Engine, space: Space, index: Index, still: Sequence[Wanted], tried: Mapping[int, str]) -> None:
     """Count a try for what stayed away, in slices, behind the locks of the documents."""
     for start in range(0, len(still), SLICE):
         part = still[start : start + SLICE]
         failures = {w.chunk_id: tried[w.chunk_id] for w in part if w.chunk_id in tried}
 
         def write(c: Connection, shard: int) -> None:
+            if not _serves(c, space, index):
+                return
             documents.lock_deleted(c, sorted({w.doc_id for w in part}))  # noqa: B023 (as it is then)
             remember(c, engine, space, shard, failures, current_only=True)  # noqa: B023
             vector_retries.touch(c, space.id, shard, [w.chunk_id for w in part if w.chunk_id not in failures])  # noqa: B023
@@ -209,8 +213,20 @@ def _remember(engine: Engine, space: Space, still: Sequence[Wanted], tried: Mapp
         with_rows(engine, space, write)
 
 
-def _close(c: Connection, space: Space, shard: int, report: ReconcileReport, repaired_since: datetime | None) -> None:
-    """The outcome is kept: an alert tells of what remains. Vectors that did not fail this time have no count any more."""
+def _serves(c: Connection, space: Space, index: Index) -> bool:
+    """Still, behind the shared lock of the space: it cannot stand down before this transaction ends."""
+    return indexes.serving(c, space.id).ref.index_id == index.ref.index_id
+
+
+def _close(
+    c: Connection, space: Space, index: Index, shard: int, report: ReconcileReport, repaired_since: datetime | None
+) -> bool:
+    """The outcome is kept: an alert tells of what remains. Vectors that did not fail this time have no count any more.
+
+    False, and nothing is kept, where another index serves by now.
+    """
+    if not _serves(c, space, index):
+        return False
     if repaired_since is not None:
         vector_retries.settle(c, space.id, shard, repaired_since)
     alerts.store_reconciliation(
@@ -224,6 +240,7 @@ def _close(c: Connection, space: Space, shard: int, report: ReconcileReport, rep
         repaired=report.repaired,
         remaining=report.remaining,
     )
+    return True
 
 
 # --- what is told -----------------------------------------------------------------------------------------------------

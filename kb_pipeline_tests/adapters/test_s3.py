@@ -108,6 +108,23 @@ def test_a_store_that_lists_in_no_order_is_refused(proxy: s3.Proxy, bucket: str)
     assert e.value.code == "unordered_listing"
 
 
+@pytest.mark.parametrize(("versioned", "root"), [(False, "ListBucketResult"), (True, "ListVersionsResult")])
+def test_a_listing_that_is_cut_without_a_way_to_go_on_is_not_the_end(
+    proxy: s3.Proxy, bucket: str, versioned: bool, root: str
+) -> None:
+    entry = "<Key>a.md</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified><ETag>1</ETag><Size>1</Size>"
+    rows = f"<Version>{entry}<IsLatest>true</IsLatest></Version>" if versioned else f"<Contents>{entry}</Contents>"
+    answer = f"<{root}><IsTruncated>true</IsTruncated>{rows}</{root}>"
+    proxy.rule = lambda seen: s3.Trouble(200, body=answer.encode())
+    connector = opened(proxy.endpoint, bucket, versioned=versioned)
+    for listing in (lambda: list(connector.pages(None, 50)), connector.listing_digest):
+        with pytest.raises(Transient) as e:
+            listing()
+        assert e.value.code == "listing_cut"
+    with pytest.raises(Transient):
+        opened(proxy.endpoint, bucket, scope_depth=1).scopes()
+
+
 def test_folder_markers_and_excluded_keys_are_no_items(moto: str, bucket: str) -> None:
     put(moto, bucket, "docs/a.md", "docs/.hidden/b.md", "docs/c.txt", "docs2/d.md")
     put(moto, bucket, "docs/", "docs/sub/", Body=b"")

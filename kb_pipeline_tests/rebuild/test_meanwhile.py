@@ -1,6 +1,7 @@
 """What happens to documents, indexes and options while the next index is built, or the former one is kept."""
 
 from collections.abc import Sequence
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from kb_pipeline.cli.space_index import indexes_of
 from kb_pipeline.errors import Misconfigured, Rejected, Transient
 from kb_pipeline.maintenance import rebuild
+from kb_pipeline.maintenance.reconcile import reconcile
 from kb_pipeline.maintenance.reparse import reparse_space
 from kb_pipeline.maintenance.vector_gc import collect_vectors
 from kb_pipeline.model import IndexRef, VectorEntry
@@ -235,3 +237,28 @@ def test_other_chunks_while_another_model_is_built(filled: Change) -> None:
     filled.ingest()
     filled.build()
     equal(filled)
+
+
+def test_a_reconciliation_whose_index_stands_down_meanwhile_looks_at_the_one_that_serves(
+    change: Change, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is published after the switch is noted for the former index, and no difference."""
+    port, switched = change.engine.index(change.serving()), list[bool]()
+    real = port.digest
+
+    def digest(ref: IndexRef) -> Any:
+        held = real(ref)
+        if not switched:
+            switched.append(change.to_other())
+            change.build()
+            change.memory.put("late.md", article("latecomer", 3, tag="l"))
+            change.walk()
+            change.ingest()
+        return held
+
+    monkeypatch.setattr(port, "digest", digest)
+    found = reconcile(change.engine, change.space)
+    assert switched == [True]
+    assert (found.missing, found.remaining, found.vectors) == (0, 0, len(change.current()))
+    retries = change.execute("SELECT count(*) AS n FROM vector_retry WHERE space_id = %(space)s")
+    assert retries[0].n == 0
