@@ -8,8 +8,9 @@ from typing import Any
 
 from kb_pipeline.embedded_postgres import EmbeddedPostgres
 from kb_pipeline.engine import Engine, Limits, Modelled, Progress, silent
-from kb_pipeline.errors import Misconfigured
+from kb_pipeline.errors import KbError, Misconfigured
 from kb_pipeline.maintenance import rebuild
+from kb_pipeline.maintenance.delete_space import delete_space
 from kb_pipeline.model import ChunkParams, IndexRef, Json
 from kb_pipeline.ports import BlobStore, Connector, Embedder, Parser, VectorIndex
 from kb_pipeline.registry import CONNECTORS, INDEXES, open_adapter
@@ -64,7 +65,10 @@ class App:
         chunking: Json | None = None,
         audience: list[list[str]] | None = None,
     ) -> Space:
-        """A new, empty space with its vector index made and served. Raises Misconfigured, MissingExtra before it is stored."""
+        """A new, empty space with its vector index made and served. Raises Misconfigured, MissingExtra before it is stored.
+
+        Raises what the index raises, and leaves nothing then.
+        """
         kind, index_kind = embedder or self.settings.embedder, index or self.settings.index
         if index_kind not in INDEXES:
             raise Misconfigured(
@@ -85,7 +89,11 @@ class App:
             }  # fmt: skip
             space = spaces.create_space(c, values)
             ref = spaces.living_indexes(c, space.id)[0]
-        self._index(ref).ensure(ref)
+        try:
+            self._index(ref).ensure(ref)
+        except KbError:
+            delete_space(self.engine, space)
+            raise
         with transaction(self.pool) as c:
             spaces.serve_index(c, space.id)
         return space

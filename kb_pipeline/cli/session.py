@@ -63,4 +63,6 @@ def _log_to_stderr(level: str) -> None:
     if number is None:
         raise Misconfigured(f"KB_LOG_LEVEL={level}: choose DEBUG, INFO, WARNING or ERROR", code="bad_setting")
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if number > logging.DEBUG:
+        logging.getLogger("elastic_transport").setLevel(logging.ERROR)  # it says what the error that follows says again
     logging.getLogger("kb_pipeline").setLevel(number)

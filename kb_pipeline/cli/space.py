@@ -149,7 +149,7 @@ def set_(
         if "chunking" in changes:
             cut = space_index.rechunk(session, opened, space)
         if to_build and space_index.change(opened, space, to_build) and wait:
-            built = opened.build_index(space, session.progress)
+            built = space_index.built(session, opened, space)
         space, indexes = opened.space(key), space_index.indexes_of(opened, space)
     found = space_document(space) | {"indexes": indexes} | ({"rechunked": cut} if cut else {})
     if not session.out.document(found | ({"built": space_index.build_document(built)} if built else {})):

@@ -58,6 +58,19 @@ def rechunk(session: Session, opened: "App", space: "Space") -> Json:
     return {"queued": queued.queued, "published": report.published, "failed": report.failed, **report.counts}
 
 
+def built(session: Session, opened: "App", space: "Space") -> "BuildReport":
+    """Tells the ways on where it fails."""
+    from kb_pipeline.errors import KbError
+
+    try:
+        return opened.build_index(space, session.progress)
+    except KbError as e:
+        if not isinstance(e, Misconfigured):
+            ways = f"kb space build {space.key} goes on, kb space cancel {space.key} gives it up"
+            session.out.hint(f"Space {space.key} is served as before: {ways}")
+        raise
+
+
 def index_document(index: "Index", left: int) -> Json:
     return {
         "name": index.ref.name, "kind": index.ref.kind, "options": masked(index.ref.options), "model": index.fingerprint,
@@ -99,19 +112,25 @@ def build(ctx: typer.Context, key: Key) -> None:
     """Go on building the index that was asked for, until it serves."""
     session = session_of(ctx)
     with session.app() as opened:
-        report = opened.build_index(opened.space(key), session.progress)
+        report = built(session, opened, opened.space(key))
     tell_built(session, report)
 
 
 def cancel(ctx: typer.Context, key: Key) -> None:
     """Give up the index that is being built; the serving one is not touched."""
     from kb_pipeline.maintenance import rebuild
+    from kb_pipeline.store import indexes
+    from kb_pipeline.store.database import connection
 
     session = session_of(ctx)
     with session.app() as opened:
         index = rebuild.cancel(opened.engine, opened.space(key), keep_seconds=opened.keep_index_seconds)
-    if not session.out.document({"space": key, "index": index.ref.name, "status": "CANCELED"}):
+        with connection(opened.pool) as c:
+            left = [i.ref.name for i in indexes.dropping(c, opened.space(key).id)]
+    if not session.out.document({"space": key, "index": index.ref.name, "status": "CANCELED", "not_dropped": left}):
         session.out.line(f"{index.ref.kind} index {index.ref.name} is given up; space {key} is served as before")
+    if left:
+        session.out.hint(f"Could not be dropped: {', '.join(left)}. The next purge tries again: kb purge {key}")
 
 
 def back(ctx: typer.Context, key: Key) -> None:
@@ -121,7 +140,7 @@ def back(ctx: typer.Context, key: Key) -> None:
     session = session_of(ctx)
     with session.app() as opened:
         rebuild.back(opened.engine, opened.space(key))
-        report = opened.build_index(opened.space(key), session.progress)
+        report = built(session, opened, opened.space(key))
     tell_built(session, report)
 
 

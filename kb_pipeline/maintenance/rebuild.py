@@ -62,7 +62,7 @@ def begin(engine: Engine, space: Space, made: Made, *, in_place: bool) -> bool:
     ``in_place``: an index takes other options without being built anew. A former index that is kept is taken up again.
     Raises Misconfigured while another one is being built.
     """
-    drop_given_up(engine, space)  # its entries may have the names of those that come
+    _drop_each(engine, space)  # entries in this database may have the names of those that come
 
     def decide(c: Connection) -> bool:
         serving, *others = indexes.living(c, space.id)
@@ -341,23 +341,38 @@ def cancel(engine: Engine, space: Space, *, keep_seconds: float) -> Index:
             f"index {index.ref.name} serves space {space.key!r} by now: go back with kb space back {space.key}",
             code="nothing_building",
         )
-    drop_given_up(engine, space)
+    _drop_each(engine, space)  # one whose server is down is dropped by the next purge
     return index
 
 
 def drop_former(engine: Engine, space: Space) -> int:
-    """Drop former indexes whose time is over, and what an earlier try left. How many."""
+    """Drop former indexes whose time is over, and what an earlier try left. How many; the others are tried again next time."""
     briefly(engine.pool, lambda c: indexes.expire(c, space.id))
-    return drop_given_up(engine, space)
+    return _drop_each(engine, space)[0]
 
 
-def drop_given_up(engine: Engine, space: Space) -> int:
+def drop_given_up(engine: Engine, space: Space) -> None:
+    """Raises what hinders it, when all were tried."""
+    _, error = _drop_each(engine, space)
+    if error is not None:
+        raise error
+
+
+def _drop_each(engine: Engine, space: Space) -> tuple[int, KbError | None]:
+    """How many are gone, and why others are not."""
     with transaction(engine.pool) as c:
-        refs = indexes.dropping(c, space.id)
-    dropped = 0
-    for ref in refs:
-        if engine.index(ref).drop(ref) == 0:
+        given_up = indexes.dropping(c, space.id)
+    dropped, error = 0, None
+    for index in given_up:
+        try:
+            left = engine.index(index.ref).drop(index.ref)
+        except KbError as e:
+            if index.base_done:
+                error = e
+                continue
+            left = 0  # nothing was ever written to it: where it was made after all, the nightly sweep finds it
+        if left == 0:
             with transaction(engine.pool) as c:
-                indexes.dropped(c, ref.index_id)
+                indexes.dropped(c, index.ref.index_id)
             dropped += 1
-    return dropped
+    return dropped, error

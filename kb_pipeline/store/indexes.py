@@ -203,8 +203,9 @@ def expire(c: Connection, space_id: int) -> int:
     return len(c.execute(SQL.expire, {"space": space_id}).fetchall())
 
 
-def dropping(c: Connection, space_id: int) -> list[IndexRef]:
-    return [IndexRef(*r) for r in c.execute(SQL.dropping, {"space": space_id})]
+def dropping(c: Connection, space_id: int) -> list[Index]:
+    """Given up, and not known to be gone."""
+    return [_index(r) for r in c.execute(SQL.dropping, {"space": space_id})]
 
 
 def dropped(c: Connection, index_id: int) -> None:

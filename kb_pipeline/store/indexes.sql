@@ -90,8 +90,9 @@ WHERE id = %(index)s AND status = 'FOLLOWING' AND served_at IS NOT NULL
 UPDATE kb_index SET status = 'DROPPING' WHERE space_id = %(space)s AND status = 'FOLLOWING' AND keep_until < clock_timestamp() RETURNING id
 
 -- name: dropping
-SELECT i.id, i.space_id, i.model_id, i.name, m.dimension, i.kind, i.options FROM kb_index i JOIN kb_model m ON m.id = i.model_id
-WHERE i.space_id = %(space)s AND i.status = 'DROPPING' ORDER BY i.id
+SELECT i.id, i.space_id, i.model_id, i.name, m.dimension, i.kind, i.options, i.status, i.base_done, i.embedder, i.embedder_options, m.fingerprint,
+       i.wanted, i.served_at, i.keep_until, i.agreement, i.error, i.created_at
+FROM kb_index i JOIN kb_model m ON m.id = i.model_id WHERE i.space_id = %(space)s AND i.status = 'DROPPING' ORDER BY i.id
 
 -- name: forget_todo
 DELETE FROM kb_index_todo WHERE index_id = %(index)s

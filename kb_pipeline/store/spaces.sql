@@ -8,15 +8,15 @@ SELECT %(key)s, %(name)s,
 -- name: create_index
 WITH n AS (SELECT nextval(pg_get_serial_sequence('kb_index', 'id'))::int AS id)
 INSERT INTO kb_index (id, space_id, model_id, name, status, base_done, kind, options, embedder, embedder_options) OVERRIDING SYSTEM VALUE
-SELECT n.id, s.id, s.model_id, 'kb_' || s.id || '_' || n.id, 'FOLLOWING', true, s.index_kind, s.index_options, s.embedder, s.embedder_options
+SELECT n.id, s.id, s.model_id, 'kb_' || s.id || '_' || n.id, 'FOLLOWING', false, s.index_kind, s.index_options, s.embedder, s.embedder_options
 FROM n CROSS JOIN kb_space s WHERE s.id = %(space)s
 
 -- name: create_floor
 INSERT INTO kb_queue_floor (space_id) VALUES (%(space)s)
 
 -- name: serve_index
-UPDATE kb_index SET status = 'SERVING', served_at = clock_timestamp()
-WHERE space_id = %(space)s AND status = 'FOLLOWING' AND base_done
+UPDATE kb_index SET status = 'SERVING', base_done = true, served_at = clock_timestamp()
+WHERE space_id = %(space)s AND status = 'FOLLOWING'
   AND NOT EXISTS (SELECT FROM kb_index i WHERE i.space_id = %(space)s AND i.status = 'SERVING')
 
 -- name: ensure_model

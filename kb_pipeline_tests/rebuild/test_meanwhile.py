@@ -9,6 +9,8 @@ import pytest
 from kb_pipeline.cli.space_index import indexes_of
 from kb_pipeline.errors import Misconfigured, Rejected, Transient
 from kb_pipeline.maintenance import rebuild
+from kb_pipeline.maintenance.delete_space import delete_space
+from kb_pipeline.maintenance.purge import purge
 from kb_pipeline.maintenance.reconcile import reconcile
 from kb_pipeline.maintenance.reparse import reparse_space
 from kb_pipeline.maintenance.vector_gc import collect_vectors
@@ -171,8 +173,7 @@ def test_a_drop_that_was_broken_off_is_ended_by_the_next_purge_or_change(change:
     change.build()
     change.app.other.down = True
     change.execute("UPDATE kb_index SET keep_until = clock_timestamp() WHERE space_id = %(space)s AND status = 'FOLLOWING'")
-    with pytest.raises(Transient):
-        rebuild.drop_former(change.engine, change.space)
+    assert purge(change.engine, change.space).indexes == 0  # and everything else of it goes on
     change.app.other.down = False
     assert rebuild.drop_former(change.engine, change.space) == 1
     assert rebuild.drop_former(change.engine, change.space) == 0
@@ -180,6 +181,43 @@ def test_a_drop_that_was_broken_off_is_ended_by_the_next_purge_or_change(change:
         rebuild.back(change.engine, change.space)
     assert (e.value.code, change.serving().index_id) == ("no_index", former.index_id)
     equal(change)
+
+
+def test_an_index_that_was_never_reached_is_given_up_without_its_server(change: Change) -> None:
+    """A mistyped address: nothing was ever written there."""
+    change.app.other.down = True
+    change.to_other()
+    with pytest.raises(Transient):
+        change.app.build_index(change.space)
+    rebuild.cancel(change.engine, change.space, keep_seconds=60)
+    assert [i.status for i in change.living()] == ["SERVING"]
+    change.to_other()
+    assert set(delete_space(change.engine, change.space).values()) == {0}
+
+
+def test_an_index_whose_server_is_down_is_given_up_now_and_dropped_later(change: Change) -> None:
+    change.to_other()
+    with transaction(change.app.pool) as c:
+        ref = next(i.ref for i in indexes.living(c, change.space.id) if i.building)
+        indexes.base_done(c, ref.index_id, 0)
+    change.app.other.ensure(ref)
+    change.app.other.down = True
+    rebuild.cancel(change.engine, change.space, keep_seconds=60)
+    with pytest.raises(Transient):
+        delete_space(change.engine, change.space)
+    change.app.other.down = False
+    assert set(delete_space(change.engine, change.space).values()) == {0}
+    assert ref.name in change.app.other.dropped
+
+
+def test_a_space_whose_index_cannot_be_made_is_not_there(change: Change, monkeypatch: pytest.MonkeyPatch) -> None:
+    change.app.other.down = True
+    monkeypatch.setattr("kb_pipeline.wiring.INDEXES", {OTHER: ""})
+    with pytest.raises(Transient):
+        change.app.add_space("unreachable", index=OTHER)
+    assert "unreachable" not in {s.key for s in change.app.spaces()}
+    change.app.other.down = False
+    assert change.app.add_space("unreachable", index=OTHER).status == "ACTIVE"
 
 
 def test_what_serves_by_now_is_not_given_up(change: Change, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,10 @@ def translated(config: Config, name: str) -> Iterator[None]:
             code="bad_certificate",
         ) from e
     except ConnectionError as e:
-        raise Transient(f"vector index: {shown(config)} does not answer: {type(e).__name__}", code="index_down") from e
+        raise Transient(
+            f"vector index: {shown(config)} does not answer ({type(e).__name__}): does it run, can it be reached from here?",
+            code="index_down",
+        ) from e
     except UnsupportedProductError as e:
         raise Misconfigured(f"{shown(config)} is no Elasticsearch server: check option 'url'", code="no_elasticsearch") from e
     except TransportError as e:  # half an answer, or a proxy's page
