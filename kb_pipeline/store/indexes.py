@@ -54,7 +54,7 @@ class Todo:
 
 def living(c: Connection, space_id: int) -> list[Index]:
     """The serving one first, then the one that is being built, then former ones that are kept."""
-    return [_index(r) for r in c.execute(SQL.living, {"space": space_id})]
+    return _find(c, space_id, "FOLLOWING", "SERVING")
 
 
 def serving(c: Connection, space_id: int) -> Index:
@@ -67,14 +67,17 @@ def serving(c: Connection, space_id: int) -> Index:
 
 def by_id(c: Connection, index_id: int) -> Index | None:
     """Of whatever status."""
-    row = c.execute(SQL.by_id, {"index": index_id}).fetchone()
-    return _index(row) if row else None
+    found = [_index(r) for r in c.execute(SQL.find, {"space": None, "index": index_id, "statuses": None})]
+    return found[0] if found else None
 
 
 def former(c: Connection, space_id: int) -> list[Index]:
     """One of each model that served before, the last first. They may be dropped: their cached vectors may still be there."""
-    found = [_index(r) for r in c.execute(SQL.former, {"space": space_id})]
-    return sorted(found, key=lambda i: i.served_at or i.created_at, reverse=True)
+    served = [(i.served_at, i) for i in _find(c, space_id) if i.served_at is not None and i.status != "SERVING"]
+    newest: dict[int, Index] = {}
+    for _, index in sorted(served, key=lambda x: x[0], reverse=True):
+        newest.setdefault(index.ref.model_id, index)
+    return list(newest.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +208,7 @@ def expire(c: Connection, space_id: int) -> int:
 
 def dropping(c: Connection, space_id: int) -> list[Index]:
     """Given up, and not known to be gone."""
-    return [_index(r) for r in c.execute(SQL.dropping, {"space": space_id})]
+    return _find(c, space_id, "DROPPING")
 
 
 def dropped(c: Connection, index_id: int) -> None:
@@ -222,6 +225,11 @@ def sample(c: Connection, space_id: int, shard: int, buckets: Sequence[int], lim
     """Rows id, doc_id, content, prefix of some current chunks, spread over the space."""
     where = {"space": space_id, "shard": shard, "buckets": list(buckets), "limit": limit}
     return c.execute(SQL.sample, where).fetchall()
+
+
+def _find(c: Connection, space_id: int, *statuses: str) -> list[Index]:
+    values = {"space": space_id, "index": None, "statuses": list(statuses) or None}
+    return [_index(r) for r in c.execute(SQL.find, values)]
 
 
 def _index(r: Any) -> Index:

@@ -1,20 +1,9 @@
--- name: living
+-- name: find
 SELECT i.id, i.space_id, i.model_id, i.name, m.dimension, i.kind, i.options, i.status, i.base_done, i.embedder, i.embedder_options, m.fingerprint,
        i.wanted, i.served_at, i.keep_until, i.agreement, i.error, i.created_at
 FROM kb_index i JOIN kb_model m ON m.id = i.model_id
-WHERE i.space_id = %(space)s AND i.status IN ('FOLLOWING', 'SERVING') ORDER BY i.status DESC, i.keep_until NULLS FIRST, i.id
-
--- name: former
--- Models that served the space before, the last one first: what was asked of them is ranked by them.
-SELECT DISTINCT ON (m.id) i.id, i.space_id, i.model_id, i.name, m.dimension, i.kind, i.options, i.status, i.base_done, i.embedder, i.embedder_options,
-       m.fingerprint, i.wanted, i.served_at, i.keep_until, i.agreement, i.error, i.created_at
-FROM kb_index i JOIN kb_model m ON m.id = i.model_id
-WHERE i.space_id = %(space)s AND i.served_at IS NOT NULL AND i.status <> 'SERVING' ORDER BY m.id, i.served_at DESC
-
--- name: by_id
-SELECT i.id, i.space_id, i.model_id, i.name, m.dimension, i.kind, i.options, i.status, i.base_done, i.embedder, i.embedder_options, m.fingerprint,
-       i.wanted, i.served_at, i.keep_until, i.agreement, i.error, i.created_at
-FROM kb_index i JOIN kb_model m ON m.id = i.model_id WHERE i.id = %(index)s
+WHERE (i.space_id = %(space)s::int OR i.id = %(index)s::int) AND (%(statuses)s::text[] IS NULL OR i.status = ANY(%(statuses)s::text[]))
+ORDER BY i.status DESC, i.keep_until NULLS FIRST, i.id
 
 -- name: begin
 WITH n AS (SELECT nextval(pg_get_serial_sequence('kb_index', 'id'))::int AS id)
@@ -88,11 +77,6 @@ WHERE id = %(index)s AND status = 'FOLLOWING' AND served_at IS NOT NULL
 
 -- name: expire
 UPDATE kb_index SET status = 'DROPPING' WHERE space_id = %(space)s AND status = 'FOLLOWING' AND keep_until < clock_timestamp() RETURNING id
-
--- name: dropping
-SELECT i.id, i.space_id, i.model_id, i.name, m.dimension, i.kind, i.options, i.status, i.base_done, i.embedder, i.embedder_options, m.fingerprint,
-       i.wanted, i.served_at, i.keep_until, i.agreement, i.error, i.created_at
-FROM kb_index i JOIN kb_model m ON m.id = i.model_id WHERE i.space_id = %(space)s AND i.status = 'DROPPING' ORDER BY i.id
 
 -- name: forget_todo
 DELETE FROM kb_index_todo WHERE index_id = %(index)s

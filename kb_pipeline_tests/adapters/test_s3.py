@@ -16,19 +16,6 @@ from kb_pipeline_tests import s3
 MAX_BYTES = 10**9
 
 
-@pytest.fixture(scope="module")
-def moto() -> Iterator[str]:
-    with s3.moto() as endpoint:
-        yield endpoint
-
-
-@pytest.fixture
-def proxy(moto: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[s3.Proxy]:
-    monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *a, **k: 0)
-    with s3.proxy(moto) as between:
-        yield between
-
-
 @pytest.fixture
 def bucket(moto: str) -> str:
     return s3.new_bucket(moto)

@@ -18,23 +18,16 @@ from kb_pipeline_tests import s3
 PART = 8 * 2**20
 
 
-@pytest.fixture(scope="module")
-def moto() -> Iterator[str]:
-    with s3.moto() as endpoint, s3.environment():
-        yield endpoint
+@pytest.fixture(scope="module", autouse=True)
+def keys() -> Iterator[None]:
+    with s3.environment():
+        yield
 
 
 @pytest.fixture(scope="module")
 def nanio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with s3.nanio(tmp_path_factory.mktemp("nanio")) as endpoint, s3.environment():
+    with s3.nanio(tmp_path_factory.mktemp("nanio")) as endpoint:
         yield endpoint
-
-
-@pytest.fixture
-def proxy(moto: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[s3.Proxy]:
-    monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *a, **k: 0)
-    with s3.proxy(moto) as between:
-        yield between
 
 
 def opened(endpoint: str, bucket: str) -> S3Blobs:

@@ -123,7 +123,9 @@ def test_a_former_index_is_kept_until_its_time_is_over(shelf: Shelf) -> None:
     switch(shelf, second)
     with transaction(shelf.pool) as c:
         assert indexes.expire(c, shelf.space.id) == 0
-        c.execute("UPDATE kb_index SET keep_until = '2020-01-01' WHERE space_id = %s AND status = 'FOLLOWING'", [shelf.space.id])
+        c.execute(
+            "UPDATE kb_index SET keep_until = '2020-01-01' WHERE space_id = %s AND status = 'FOLLOWING'", [shelf.space.id]
+        )
         assert indexes.expire(c, shelf.space.id) == 1
         assert len(indexes.dropping(c, shelf.space.id)) == 1
     assert states(shelf) == [(second, "SERVING", False)]
