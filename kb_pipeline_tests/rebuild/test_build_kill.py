@@ -94,14 +94,16 @@ def embedded(folder: Path) -> Counter[str]:
     return Counter(json.loads(x) for x in log.read_text(encoding="utf-8").splitlines()) if log.exists() else Counter()
 
 
-def build_with_kills(command: Callable[..., int], key: str, chance: random.Random) -> int:
-    """Until it has ended by itself. How often it was killed."""
+def build_with_kills(command: Callable[..., int], change: Change, chance: random.Random) -> int:
+    """Until it has ended, by itself or killed right behind the switch. How often it was killed."""
     for kills in range(KILLS):
-        code = command("space", "build", key, commit=chance.randint(2, 30), when=chance.choice(["before", "after"]))
-        if code != -9:
-            assert code == 0
-            return kills
-    assert command("space", "build", key) == 0
+        code = command("space", "build", change.key, commit=chance.randint(2, 30), when=chance.choice(["before", "after"]))
+        change.again()
+        if not any(i.building for i in change.living()):
+            assert code in (0, -9)
+            return kills + (code == -9)
+        assert code == -9
+    assert command("space", "build", change.key) == 0
     return KILLS
 
 
@@ -115,7 +117,7 @@ def test_a_builder_that_is_killed_again_and_again_loses_nothing(
         change.memory.put(f"more{n}.md", article(f"more{n}", 4, words=40, tag=f"m{n}"))
     change.sync()
     change.to_model(64)
-    kills = build_with_kills(command, change.key, chance)
+    kills = build_with_kills(command, change, chance)
     change.again()
     assert change.space.dimension == 64 and [i.status for i in change.living()] == ["SERVING", "FOLLOWING"]
     texts = embedded(tmp_path)
@@ -123,7 +125,7 @@ def test_a_builder_that_is_killed_again_and_again_loses_nothing(
     assert texts.total() - len(texts) <= kills * BATCH
     equal(change)
     rebuild.back(change.engine, change.space)
-    kills += build_with_kills(command, change.key, chance)
+    kills += build_with_kills(command, change, chance)
     change.again()
     assert (change.space.dimension, embedded(tmp_path)) == (change.first, texts)
     equal(change)
