@@ -86,7 +86,7 @@ class Asked:
             if not index.capabilities.keyword:
                 raise Misconfigured(
                     f"the {ref.kind} index of this space does not search by words: search with mode vector, or change it with "
-                    "kb space set SPACE index=elasticsearch",
+                    f"kb space set SPACE {'' if ref.kind == 'pgvector' else 'index=pgvector '}index.keyword=true",
                     code="no_keyword_search",
                 )
             lists.append(cast(KeywordIndex, index).keyword(ref, self.question, width, None))

@@ -119,7 +119,7 @@ class App:
         with transaction(self.pool) as c:
             model_id = spaces.ensure_model(c, opened.fingerprint, opened.dimension)
         made = Made(kind, options, model_id, model, of_model)
-        return rebuild.begin(self.engine, space, made, in_place=not capabilities.named)
+        return rebuild.begin(self.engine, space, made, capabilities)
 
     def build_index(self, space: Space, progress: Callable[[Progress], None] = silent) -> rebuild.BuildReport:
         """Take the index that is being built to where it serves; see ``rebuild.build``."""

@@ -28,7 +28,11 @@ def command(
         list[str], typer.Option("--as", metavar="PRINCIPAL", help="Search as this user or group; several: as all of them.")
     ] = [],  # noqa: B006
     mode: Annotated[
-        str, typer.Option(metavar="MODE", help="vector, keyword or hybrid; by words where the index can (elasticsearch).")
+        str,
+        typer.Option(
+            metavar="MODE",
+            help="vector, keyword or hybrid; by words where the index does (pgvector with index.keyword=true, elasticsearch).",
+        ),
     ] = "vector",
     at: Annotated[
         str | None,

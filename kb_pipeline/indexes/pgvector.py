@@ -3,10 +3,13 @@
 Rows live in one table per model, partitioned by the same shard as the chunks. So each write is a transaction that takes the
 shared space lock, reads the shard behind it and finds its index row living: a late write of a zombie hits nothing.
 Needs pgvector 0.7 or later (halfvec), 0.8 for filtered search in large spaces (iterative scan).
+
+With ``keyword`` an index has its words in kb_words, written and deleted in the same transaction as its vectors, and a vector
+table of its own, so that it can be built beside one without words.
 """
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from uuid import UUID
@@ -23,13 +26,17 @@ from kb_pipeline.errors import Fatal, Misconfigured, Rejected, StateError, Trans
 from kb_pipeline.model import Bucket, Candidate, IndexRef, VectorEntry
 from kb_pipeline.ports import IndexCapabilities
 from kb_pipeline.statements import load_statements
+from kb_pipeline.terms import Frequency, document_keys, question_keys, weighed
 
 SQL = load_statements(__package__, "pgvector.sql")
 _COLUMNS = ("uuid", "int8", "int8", "int8", "int4", "int2", "int4[]", "bytea")
+_WORD_COLUMNS = ("uuid", "int8", "int8", "int4[]")
 OLDEST = (0, 7)
 Connection = psycopg.Connection[Any]
 Pool = ConnectionPool[Connection]
 DEAD_SHARE = 0.1
+MATCHES = 2000  # entries that share a term with a question and are ranked: all of its rare terms', three times as many in all
+SAMPLE = 400  # entries that tell how many there are, how long, and how frequent a frequent term is
 
 
 class Config(BaseModel):
@@ -38,6 +45,7 @@ class Config(BaseModel):
     ef_search: int = 100  # HNSW candidates a search looks at
     m: int = 16
     ef_construction: int = 64
+    keyword: bool = False  # searched by words, too
 
 
 class PgVectorIndex:
@@ -46,14 +54,13 @@ class PgVectorIndex:
     def __init__(self, config: Config, pool: Pool) -> None:
         self._config = config
         self._pool = pool
-
-    capabilities = IndexCapabilities()
+        self.capabilities = IndexCapabilities(keyword=config.keyword)
 
     def ensure(self, ref: IndexRef) -> None:
         """Extension and tables of the model. Raises Misconfigured naming what the operator has to do."""
         with _connected(self._pool) as c:
             self._require_extension(c)
-            c.execute(SQL.ensure_table, {"model": ref.model_id, "dimension": ref.dimension})
+            c.execute(SQL.ensure_table, {"model": ref.model_id, "dimension": ref.dimension, "words": self._config.keyword})
 
     def upsert(self, ref: IndexRef, entries: Sequence[VectorEntry]) -> None:
         if not entries:
@@ -65,7 +72,10 @@ class PgVectorIndex:
                 for e in entries:
                     row = (e.vec_id, e.chunk_id, e.doc_id, e.acl_seq, e.checksum, e.bucket, list(e.acl), _as_halfvec(e.vector))
                     copy.write_row(row)
-            c.execute(_named(SQL.upsert, ref), {"space": ref.space_id, "index": ref.index_id, "shard": shard})
+            where = {"space": ref.space_id, "index": ref.index_id, "shard": shard}
+            c.execute(self._named(SQL.upsert, ref), where)
+            if self._config.keyword:
+                self._put_words(c, ref, entries, where)
 
     def present(self, ref: IndexRef, vec_ids: Sequence[UUID]) -> dict[UUID, int]:
         rows = self._read(ref, SQL.present, ids=list(vec_ids))
@@ -73,9 +83,10 @@ class PgVectorIndex:
 
     def delete(self, ref: IndexRef, vec_ids: Sequence[UUID]) -> None:
         with self._writing(ref) as (c, shard):
-            c.execute(
-                _named(SQL.delete, ref), {"space": ref.space_id, "shard": shard, "index": ref.index_id, "ids": list(vec_ids)}
-            )
+            where = {"space": ref.space_id, "shard": shard, "index": ref.index_id, "ids": list(vec_ids)}
+            c.execute(self._named(SQL.delete, ref), where)
+            if self._config.keyword:
+                c.execute(SQL.delete_words, where)
 
     def search(self, ref: IndexRef, vector: NDArray[np.float32], k: int, acl: Sequence[int] | None) -> list[Candidate]:
         """Exact unless the planner takes the space's own HNSW; a filter that leaves few rows is always exact."""
@@ -85,10 +96,34 @@ class PgVectorIndex:
             shard = self._shard(c, ref)
             c.execute(SQL.search_settings, {"ef": str(max(self._config.ef_search, min(k, 1000)))})
             where = {"shard": shard, "space": ref.space_id, "index": ref.index_id, "q": query, "k": k, "acl": acl_list}
-            few = acl_list is not None and c.execute(_named(SQL.permitted_few, ref), where).fetchone().few  # type: ignore[union-attr]
+            few = acl_list is not None and c.execute(self._named(SQL.permitted_few, ref), where).fetchone().few  # type: ignore[union-attr]
             statement = SQL.search_exactly if few else SQL.search
-            rows = c.execute(_named(statement, ref, dimension=ref.dimension), where).fetchall()
+            rows = c.execute(self._named(statement, ref, dimension=ref.dimension), where).fetchall()
         rows.sort(key=lambda r: -r.score)  # an iterative scan gives them in nearly this order
+        return [Candidate(r.vec_id, r.chunk_id, r.doc_id, r.score) for r in rows]
+
+    def keyword(self, ref: IndexRef, text: str, k: int, acl: Sequence[int] | None) -> list[Candidate]:
+        """BM25 over text and title, by the first 256 terms of the question. Whatever has one of its rare terms is ranked; of
+        what has frequent ones alone, a part."""
+        keys = question_keys(text, ref.index_id)
+        with _connected(self._pool) as c, c.transaction():
+            where = {"shard": self._shard(c, ref), "space": ref.space_id, "index": ref.index_id}
+            names = {"table": Identifier(self._table(ref)), "words": Identifier(f"kb_words_{where['shard']}")}
+            if not keys:
+                return []
+            most = max(MATCHES, k)
+            c.execute(SQL.word_settings)
+            words = {"keys": keys, "most": most + 1, "sample": SAMPLE}
+            counted = c.execute(Sql(SQL.frequencies).format(**names), {**where, **words}).fetchall()
+            shape = counted[0]
+            total = shape.n if shape.n < SAMPLE else shape.n / float(shape.part)
+            asked = weighed([Frequency(r.key, r.counted, r.sampled) for r in counted], total, max(shape.n, 1), most)
+            given = {
+                "one": [a for a, _ in asked.pairs], "other": [b for _, b in asked.pairs], "keys": asked.keys,
+                "weights": asked.weights, "length": float(shape.length), "most": most, "k": k,
+                "acl": None if acl is None else list(acl),
+            }  # fmt: skip
+            rows = c.execute(Sql(SQL.keyword).format(**names), {**where, **given}).fetchall()
         return [Candidate(r.vec_id, r.chunk_id, r.doc_id, r.score) for r in rows]
 
     def digest(self, ref: IndexRef) -> dict[int, Bucket]:
@@ -102,16 +137,26 @@ class PgVectorIndex:
     def drop(self, ref: IndexRef) -> int:
         """Delete this index's rows in batches, in every shard it was ever in. The tables are shared by spaces and stay."""
         with _connected(self._pool) as c:
-            if c.execute(SQL.table_exists, {"name": _table(ref)}).fetchone().found is None:  # type: ignore[union-attr]
+            if c.execute(SQL.table_exists, {"name": self._table(ref)}).fetchone().found is None:  # type: ignore[union-attr]
                 return 0
-            for row in c.execute(SQL.shards, {"space": ref.space_id}).fetchall():
-                values = {"shard": row.shard, "space": ref.space_id, "index": ref.index_id}
-                while c.execute(_named(SQL.drop_batch, ref), values).rowcount:
-                    c.commit()
-            return int(c.execute(_named(SQL.count_left, ref), {"space": ref.space_id, "index": ref.index_id}).fetchone().n)  # type: ignore[union-attr]
+            where, left = {"space": ref.space_id, "index": ref.index_id}, 0
+            shards = [row.shard for row in c.execute(SQL.shards, where)]
+            for table in (self._table(ref), *(("kb_words",) if self._config.keyword else ())):
+                names = {"table": Identifier(table)}
+                for shard in shards:
+                    while c.execute(Sql(SQL.drop_batch).format(**names), {"shard": shard, **where}).rowcount:
+                        c.commit()
+                left += c.execute(Sql(SQL.count_left).format(**names), where).fetchone().n  # type: ignore[union-attr]
+            return left
 
     def settle(self, ref: IndexRef) -> bool:
-        """HNSW on the space's own leaf, built once after the bulk load and beside writers. False: it is small, or built."""
+        """HNSW on the space's own leaf, built once after the bulk load and beside writers. False: it is small, or built.
+
+        Words that wait in a list, which every search reads to its end, are sorted in.
+        """
+        if self._config.keyword:
+            with _connected(self._pool) as c:
+                c.execute(SQL.sort_words_in, {"leaf": f"kb_words_{self._shard(c, ref)}"})
         with self._own_leaf(ref) as (c, leaf):
             return leaf is not None and self._build(c, ref, leaf)
 
@@ -154,7 +199,7 @@ class PgVectorIndex:
             with _connected(self._pool) as c:
                 c.autocommit = True
                 try:
-                    yield c, f"{_table(ref)}_{row.shard}"
+                    yield c, f"{self._table(ref)}_{row.shard}"
                 finally:
                     if not c.closed:
                         c.autocommit = False
@@ -172,10 +217,24 @@ class PgVectorIndex:
         c.execute(Sql(SQL.analyze).format(leaf=Identifier(leaf)))  # without statistics the planner sorts the whole leaf
         return True
 
+    def _put_words(self, c: Connection, ref: IndexRef, entries: Sequence[VectorEntry], where: Mapping[str, int]) -> None:
+        c.execute(SQL.stage_words)
+        with c.cursor().copy(SQL.copy_words) as copy:
+            copy.set_types(_WORD_COLUMNS)
+            for e in entries:
+                copy.write_row((e.vec_id, e.chunk_id, e.doc_id, document_keys(e.text, e.title, ref.index_id)))
+        c.execute(SQL.upsert_words, where)
+
+    def _table(self, ref: IndexRef) -> str:
+        return f"kb_vector_m{ref.model_id}{'w' if self._config.keyword else ''}"
+
+    def _named(self, statement: Any, ref: IndexRef, **numbers: int) -> Composed:
+        return Sql(statement).format(table=Identifier(self._table(ref)), **{k: Sql(str(v)) for k, v in numbers.items()})
+
     def _read(self, ref: IndexRef, statement: Any, **values: Any) -> list[Any]:
         with _connected(self._pool) as c, c.transaction():
             where = {"shard": self._shard(c, ref), "space": ref.space_id, "index": ref.index_id, **values}
-            return c.execute(_named(statement, ref), where).fetchall()
+            return c.execute(self._named(statement, ref), where).fetchall()
 
     def _shard(self, c: Connection, ref: IndexRef) -> int:
         row = c.execute(SQL.living, {"space": ref.space_id, "index": ref.index_id}).fetchone()
@@ -231,14 +290,6 @@ def _connected(pool: Pool) -> Iterator[Connection]:
         raise Rejected(f"vector index: the database refuses an entry: {e.diag.message_primary}", code="index_refused") from e
     except psycopg.OperationalError as e:
         raise Transient(f"vector index: {type(e).__name__}", code="index_down") from e
-
-
-def _table(ref: IndexRef) -> str:
-    return f"kb_vector_m{ref.model_id}"
-
-
-def _named(statement: Any, ref: IndexRef, **numbers: int) -> Composed:
-    return Sql(statement).format(table=Identifier(_table(ref)), **{k: Sql(str(v)) for k, v in numbers.items()})
 
 
 def _as_halfvec(vector: bytes) -> bytes:

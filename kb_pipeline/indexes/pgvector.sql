@@ -6,7 +6,7 @@ SELECT (SELECT extversion FROM pg_extension WHERE extname = 'vector') AS install
 CREATE EXTENSION IF NOT EXISTS vector
 
 -- name: ensure_table
-SELECT kb_ensure_vector_table(%(model)s, %(dimension)s)
+SELECT kb_ensure_vector_table(%(model)s, %(dimension)s, %(words)s)
 
 -- name: table_exists
 SELECT to_regclass(%(name)s)::text AS found
@@ -43,6 +43,58 @@ WHERE shard = %(shard)s::int AND vec_id = ANY(%(ids)s::uuid[]) AND index_id = %(
 -- name: delete
 DELETE FROM {table} WHERE shard = %(shard)s::int AND vec_id = ANY(%(ids)s::uuid[]) AND index_id = %(index)s AND space_id = %(space)s
 
+-- name: stage_words
+CREATE TEMP TABLE IF NOT EXISTS stage_words (vec_id uuid, chunk_id bigint, doc_id bigint, terms int[]) ON COMMIT DELETE ROWS
+
+-- name: copy_words
+COPY stage_words (vec_id, chunk_id, doc_id, terms) FROM STDIN (FORMAT BINARY)
+
+-- name: upsert_words
+INSERT INTO kb_words AS w (shard, index_id, vec_id, space_id, chunk_id, doc_id, terms)
+SELECT %(shard)s::int, %(index)s, vec_id, %(space)s, chunk_id, doc_id, terms FROM stage_words ORDER BY vec_id
+ON CONFLICT (shard, index_id, vec_id) DO UPDATE SET terms = excluded.terms WHERE w.terms <> excluded.terms
+
+-- name: delete_words
+DELETE FROM kb_words WHERE shard = %(shard)s::int AND index_id = %(index)s AND vec_id = ANY(%(ids)s::uuid[]) AND space_id = %(space)s
+
+-- name: sort_words_in
+SELECT gin_clean_pending_list(i.indexrelid) FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid JOIN pg_am a ON a.oid = c.relam
+WHERE i.indrelid = %(leaf)s::regclass AND a.amname = 'gin'
+
+-- name: word_settings
+SELECT set_config('enable_seqscan', 'off', true)
+
+-- name: frequencies
+-- The leaf is named, and "index_id + 0" asked: the way leads through the terms, which differ from index to index, and never through
+-- every row of one.
+WITH sample AS MATERIALIZED (
+    SELECT vec_id, terms FROM {words} WHERE index_id = %(index)s AND space_id = %(space)s ORDER BY vec_id LIMIT %(sample)s),
+seen AS (SELECT count(*) AS n, coalesce(avg(cardinality(terms)), 1) AS length,
+                max(('x' || left(vec_id::text, 8))::bit(32)::bigint + 1) / 4294967296.0 AS part FROM sample)
+SELECT q.key, f.counted, seen.n, seen.length, seen.part,
+       CASE WHEN f.counted = %(most)s THEN (SELECT count(*) FROM sample s WHERE s.terms @> ARRAY[q.key]) ELSE 0 END AS sampled
+FROM unnest(%(keys)s::int[]) q(key) CROSS JOIN seen CROSS JOIN LATERAL (
+    SELECT count(*) AS counted FROM (
+        SELECT FROM {words} w WHERE w.index_id + 0 = %(index)s AND w.space_id = %(space)s AND w.terms @> ARRAY[q.key]
+        LIMIT %(most)s) x) f
+
+-- name: keyword
+WITH found AS MATERIALIZED (
+    SELECT DISTINCT ON (x.vec_id) x.* FROM unnest(%(one)s::int[], %(other)s::int[]) p(one, other) CROSS JOIN LATERAL (
+        SELECT w.vec_id, w.chunk_id, w.doc_id, w.terms FROM {words} w
+        WHERE w.index_id + 0 = %(index)s AND w.space_id = %(space)s AND w.terms @> ARRAY[p.one, p.other]
+          AND (%(acl)s::int[] IS NULL OR EXISTS (
+              SELECT FROM {table} v WHERE v.shard = %(shard)s::int AND v.vec_id = w.vec_id AND v.index_id = %(index)s
+                 AND v.space_id = %(space)s AND (v.acl = '{{}}' OR v.acl && %(acl)s::int[])))
+        LIMIT %(most)s) x
+    ORDER BY x.vec_id),
+occurring AS (
+    SELECT f.vec_id, f.chunk_id, f.doc_id, cardinality(f.terms) AS length, q.weight, count(*) AS n
+    FROM found f CROSS JOIN LATERAL unnest(f.terms) t(key) JOIN unnest(%(keys)s::int[], %(weights)s::float8[]) q(key, weight) USING (key)
+    GROUP BY f.vec_id, f.chunk_id, f.doc_id, f.terms, q.key, q.weight)
+SELECT vec_id, chunk_id, doc_id, sum(weight * n / (n + 1.2 * (0.25 + 0.75 * length / %(length)s::float8))) AS score
+FROM occurring GROUP BY vec_id, chunk_id, doc_id ORDER BY score DESC, vec_id LIMIT %(k)s
+
 -- name: search_settings
 SELECT set_config('hnsw.ef_search', %(ef)s, true) AS ef, set_config('hnsw.iterative_scan', 'relaxed_order', true) AS scan
 
@@ -74,7 +126,7 @@ WHERE shard = %(shard)s::int AND vec_id BETWEEN %(low)s::uuid AND %(high)s::uuid
 SELECT shard FROM kb_space WHERE id = %(space)s UNION SELECT left_shard FROM kb_space WHERE id = %(space)s AND left_shard IS NOT NULL
 
 -- name: drop_batch
-DELETE FROM {table} WHERE shard = %(shard)s::int AND vec_id = ANY(ARRAY(
+DELETE FROM {table} WHERE shard = %(shard)s::int AND space_id = %(space)s AND index_id = %(index)s AND vec_id = ANY(ARRAY(
     SELECT vec_id FROM {table} WHERE shard = %(shard)s::int AND space_id = %(space)s AND index_id = %(index)s ORDER BY vec_id LIMIT 5000))
 
 -- name: count_left

@@ -18,6 +18,7 @@ from kb_pipeline.maintenance.reconcile import reconcile
 from kb_pipeline.maintenance.rows import with_rows
 from kb_pipeline.nodes.entries import entries
 from kb_pipeline.nodes.index import ABSENT, upsert_each
+from kb_pipeline.ports import IndexCapabilities
 from kb_pipeline.store import indexes, spaces
 from kb_pipeline.store.database import Connection, briefly, retried, transaction
 from kb_pipeline.store.indexes import Index, Made, Todo
@@ -56,20 +57,27 @@ class Given:
     error: str | None = None
 
 
-def begin(engine: Engine, space: Space, made: Made, *, in_place: bool) -> bool:
+def begin(engine: Engine, space: Space, made: Made, capabilities: IndexCapabilities) -> bool:
     """The space is to be served by an index like this. True: one is to be built, see ``build``. False: it is so already.
 
-    ``in_place``: an index takes other options without being built anew. A former index that is kept is taken up again.
-    Raises Misconfigured while another one is being built.
+    An index in this database takes other options without being built anew, unless its entries are others, with words or
+    without. A former index that is kept is taken up again. Raises Misconfigured while another one is being built.
     """
+
+    def alike_now(index: Index) -> bool:
+        if (index.ref.kind, index.ref.model_id) != (made.kind, made.model_id):
+            return False
+        in_place = not capabilities.named and engine.index(index.ref).capabilities.keyword == capabilities.keyword
+        return in_place or index.ref.options == made.options
+
     _drop_each(engine, space)  # entries in this database may have the names of those that come
 
     def decide(c: Connection) -> bool:
         serving, *others = indexes.living(c, space.id)
-        if _is(serving, made) and (in_place or serving.ref.options == made.options):
+        if alike_now(serving):
             indexes.restate(c, serving.ref.index_id, made)
             return False
-        alike = [i for i in others if _is(i, made) and (in_place or i.ref.options == made.options)]
+        alike = [i for i in others if alike_now(i)]
         if any(i.building for i in others) and not (alike and alike[0].building):
             raise indexes.already_building()
         if not alike:
@@ -99,10 +107,6 @@ def back(engine: Engine, space: Space) -> Index:
         return latest
 
     return briefly(engine.pool, decide)
-
-
-def _is(index: Index, made: Made) -> bool:
-    return (index.ref.kind, index.ref.model_id) == (made.kind, made.model_id)
 
 
 def build(engine: Engine, space: Space, *, keep_seconds: float, progress: Callable[[Progress], None] = silent) -> BuildReport:

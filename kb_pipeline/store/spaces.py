@@ -152,6 +152,7 @@ def promote(c: Connection, space: Space) -> int | None:
         c.execute(statement, where)
     for table in _vector_tables(c, space.id):
         c.execute(sql.SQL(SQL.copy_vectors).format(table=sql.Identifier(table)), where)
+    c.execute(SQL.copy_words, where)
     c.execute(SQL.moved, where)
     return int(taken.shard)
 
@@ -165,6 +166,7 @@ def clear_left(c: Connection, space_id: int, *, before: datetime, limit: int) ->
     removed = one(c.execute(SQL.clear_chunks, where)).n
     for table in _vector_tables(c, space_id):
         removed += c.execute(sql.SQL(SQL.clear_vectors).format(table=sql.Identifier(table)), where).rowcount
+    removed += c.execute(SQL.clear_words, where).rowcount
     if not removed:
         c.execute(SQL.forget_left, where)
     return int(removed)

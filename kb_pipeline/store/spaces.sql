@@ -95,12 +95,17 @@ INSERT INTO {table} (shard, vec_id, space_id, index_id, chunk_id, doc_id, acl_se
 SELECT %(new)s::int, vec_id, space_id, index_id, chunk_id, doc_id, acl_seq, ck, bucket, acl, v
 FROM {table} WHERE shard = %(old)s::int AND space_id = %(space)s
 
+-- name: copy_words
+INSERT INTO kb_words (shard, index_id, vec_id, space_id, chunk_id, doc_id, terms)
+SELECT %(new)s::int, index_id, vec_id, space_id, chunk_id, doc_id, terms FROM kb_words
+WHERE shard = %(old)s::int AND space_id = %(space)s AND index_id IN (SELECT id FROM kb_index WHERE space_id = %(space)s)
+
 -- name: moved
 UPDATE kb_space SET shard = %(new)s::int, left_shard = %(old)s::int, left_at = clock_timestamp() WHERE id = %(space)s
 
 -- name: vector_tables
-SELECT DISTINCT 'kb_vector_m' || model_id AS name FROM kb_index
-WHERE space_id = %(space)s AND status IN ('FOLLOWING', 'SERVING') AND to_regclass('kb_vector_m' || model_id) IS NOT NULL
+SELECT DISTINCT t.name FROM kb_index CROSS JOIN LATERAL (VALUES ('kb_vector_m' || model_id), ('kb_vector_m' || model_id || 'w')) t(name)
+WHERE space_id = %(space)s AND status IN ('FOLLOWING', 'SERVING') AND to_regclass(t.name) IS NOT NULL
 
 -- name: left
 SELECT left_shard FROM kb_space WHERE id = %(space)s AND left_shard IS NOT NULL AND left_shard <> shard AND left_at < %(before)s
@@ -115,6 +120,12 @@ SELECT count(*) AS n FROM ids
 -- name: clear_vectors
 DELETE FROM {table} WHERE shard = %(old)s::int AND vec_id = ANY(ARRAY(
     SELECT vec_id FROM {table} WHERE shard = %(old)s::int AND space_id = %(space)s LIMIT %(limit)s))
+
+-- name: clear_words
+DELETE FROM kb_words w USING (
+    SELECT index_id, vec_id FROM kb_words WHERE shard = %(old)s::int AND space_id = %(space)s
+       AND index_id IN (SELECT id FROM kb_index WHERE space_id = %(space)s) LIMIT %(limit)s) x
+WHERE w.shard = %(old)s::int AND w.index_id = x.index_id AND w.vec_id = x.vec_id AND w.space_id = %(space)s
 
 -- name: forget_left
 UPDATE kb_space SET left_shard = NULL, left_at = NULL WHERE id = %(space)s AND left_shard = %(old)s::int

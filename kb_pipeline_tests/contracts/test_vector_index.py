@@ -16,15 +16,19 @@ from kb_pipeline.registry import INDEXES
 from kb_pipeline_tests.fakes import FakedApp
 from kb_pipeline_tests.indexes.bench import DIMENSION, Bench, bench_maker, best, entries, vec_id, vectors
 
+WORDED = "pgvector with words"
 
-@pytest.fixture(params=[*sorted(INDEXES), "memory"])
+
+@pytest.fixture(params=[*sorted(INDEXES), WORDED, "memory"])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture
 def make_bench(kind: str, make_app: Callable[..., FakedApp], request: pytest.FixtureRequest) -> Callable[[], Bench]:
-    return bench_maker(kind, make_app(), request)
+    return (
+        bench_maker("pgvector", make_app(), request, keyword=True) if kind == WORDED else bench_maker(kind, make_app(), request)
+    )
 
 
 @pytest.fixture

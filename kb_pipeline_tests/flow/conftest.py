@@ -24,7 +24,7 @@ def make_flow(settings: Settings, pool: Pool) -> Callable[..., Flow]:
 
     def make(
         documents: dict[str, Any] | None = None, *, index: MemoryIndex | None = None, memory: MemorySource | None = None,
-        audience: list[list[str]] | None = None, **changes: Any,
+        audience: list[list[str]] | None = None, index_options: dict[str, Any] | None = None, **changes: Any,
     ) -> Flow:  # fmt: skip
         app = FakedApp(
             replace(settings, **changes),
@@ -34,7 +34,7 @@ def make_flow(settings: Settings, pool: Pool) -> Callable[..., Flow]:
             embedder=CountingEmbedder(),
             blobs=MemoryBlobs(),
         )
-        space = app.add_space(f"flow-{next(_number)}", audience=audience)
+        space = app.add_space(f"flow-{next(_number)}", audience=audience, index_options=index_options)
         memory = memory or MemorySource(documents)
         return Flow(app, space, memory, app.add_fake_source(space, memory))
 

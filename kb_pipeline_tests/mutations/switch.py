@@ -158,7 +158,7 @@ RULES = (
         "switch.in_place",
         "two indexes of one model in this database are one, with other options",
         "they want the same rows, and the second is never complete",
-        (Edit(REBUILD, "(in_place or i.ref.options == made.options)]", "i.ref.options == made.options]"),),
+        (Edit(REBUILD, "return in_place or index.ref.options == made.options", "return index.ref.options == made.options"),),
         (MEANWHILE + "test_an_index_in_this_database_is_taken_up_again_with_other_options",),
     ),
     Rule(
