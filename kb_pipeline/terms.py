@@ -12,7 +12,7 @@ import unicodedata
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import accumulate, islice
 
 ASKED = 256  # terms of a question, the first ones
 TITLE_WEIGHT = 2  # what an occurrence in the title counts
@@ -82,26 +82,25 @@ class Frequency:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Keys with their weights, and the pairs of keys whose documents are looked at; a pair of equals is one key."""
+    """Keys with their weights, the rarest first, and whose documents are looked at."""
 
     keys: list[int]
     weights: list[float]
-    pairs: list[tuple[int, int]]
+    rare: list[int]  # every document with one of them
+    frequent: list[tuple[int, int]]  # some with both; a pair of equals is one key
 
 
 def weighed(found: Sequence[Frequency], total: float, sample: int, most: int) -> Question:
     """BM25's inverse document frequency, and where to look: every document with a rare term, as many rare terms as have
-    ``most`` documents together; then up to ``most`` with both of the next two terms, and up to ``most`` with the next."""
+    ``most`` documents together; then up to ``most`` with both of the next two terms, and up to ``most`` with the next.
+
+    ``total``: documents, of which ``sample`` were looked at.
+    """
     number = {f.key: f.counted if f.counted <= most else max(f.counted, total * f.sampled / sample) for f in found if f.counted}
     keys = sorted(number, key=lambda k: (number[k], k))
     weights = [math.log(1 + (max(total - number[k], 0) + 0.5) / (number[k] + 0.5)) for k in keys]
-    rare, room = 0, float(most)
-    while rare < len(keys) and number[keys[rare]] <= room:
-        room -= number[keys[rare]]
-        rare += 1
-    pairs = [(k, k) for k in keys[:rare]]
-    if len(keys) > rare + 1:
-        pairs.append((keys[rare], keys[rare + 1]))
-    if len(keys) > rare:
-        pairs.append((keys[rare], keys[rare]))
-    return Question(keys, weights, pairs)
+    together = accumulate(number[k] for k in keys)
+    rare = len(keys) if total <= most else sum(1 for n in together if n <= most)
+    next_two = keys[rare : rare + 2]
+    frequent = [(next_two[0], k) for k in reversed(next_two)]
+    return Question(keys, weights, keys[:rare], frequent)

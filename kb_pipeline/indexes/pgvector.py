@@ -35,7 +35,7 @@ OLDEST = (0, 7)
 Connection = psycopg.Connection[Any]
 Pool = ConnectionPool[Connection]
 DEAD_SHARE = 0.1
-MATCHES = 2000  # entries that share a term with a question and are ranked: all of its rare terms', three times as many in all
+MATCHES = 1000  # entries with one of a question's rare terms, all of which are ranked; three times as many in all
 SAMPLE = 400  # entries that tell how many there are, how long, and how frequent a frequent term is
 
 
@@ -119,8 +119,8 @@ class PgVectorIndex:
             total = shape.n if shape.n < SAMPLE else shape.n / float(shape.part)
             asked = weighed([Frequency(r.key, r.counted, r.sampled) for r in counted], total, max(shape.n, 1), most)
             given = {
-                "one": [a for a, _ in asked.pairs], "other": [b for _, b in asked.pairs], "keys": asked.keys,
-                "weights": asked.weights, "length": float(shape.length), "most": most, "k": k,
+                "rare": asked.rare, "one": [a for a, _ in asked.frequent], "other": [b for _, b in asked.frequent],
+                "keys": asked.keys, "weights": asked.weights, "length": float(shape.length), "most": most, "k": k,
                 "acl": None if acl is None else list(acl),
             }  # fmt: skip
             rows = c.execute(Sql(SQL.keyword).format(**names), {**where, **given}).fetchall()

@@ -79,19 +79,22 @@ FROM unnest(%(keys)s::int[]) q(key) CROSS JOIN seen CROSS JOIN LATERAL (
         LIMIT %(most)s) x) f
 
 -- name: keyword
-WITH found AS MATERIALIZED (
-    SELECT DISTINCT ON (x.vec_id) x.* FROM unnest(%(one)s::int[], %(other)s::int[]) p(one, other) CROSS JOIN LATERAL (
-        SELECT w.vec_id, w.chunk_id, w.doc_id, w.terms FROM {words} w
-        WHERE w.index_id + 0 = %(index)s AND w.space_id = %(space)s AND w.terms @> ARRAY[p.one, p.other]
-          AND (%(acl)s::int[] IS NULL OR EXISTS (
-              SELECT FROM {table} v WHERE v.shard = %(shard)s::int AND v.vec_id = w.vec_id AND v.index_id = %(index)s
-                 AND v.space_id = %(space)s AND (v.acl = '{{}}' OR v.acl && %(acl)s::int[])))
-        LIMIT %(most)s) x
+WITH mine AS NOT MATERIALIZED (
+    SELECT w.vec_id, w.chunk_id, w.doc_id, w.terms FROM {words} w
+    WHERE w.index_id + 0 = %(index)s AND w.space_id = %(space)s AND (%(acl)s::int[] IS NULL OR EXISTS (
+        SELECT FROM {table} v WHERE v.shard = %(shard)s::int AND v.vec_id = w.vec_id AND v.index_id = %(index)s
+           AND v.space_id = %(space)s AND (v.acl = '{{}}' OR v.acl && %(acl)s::int[])))),
+found AS MATERIALIZED (
+    SELECT DISTINCT ON (x.vec_id) x.*, cardinality(x.terms) AS length FROM (
+        (SELECT * FROM mine WHERE terms && %(rare)s::int[] LIMIT %(most)s)
+        UNION ALL
+        SELECT y.* FROM unnest(%(one)s::int[], %(other)s::int[]) p(one, other)
+        CROSS JOIN LATERAL (SELECT * FROM mine WHERE terms @> ARRAY[p.one, p.other] LIMIT %(most)s) y) x
     ORDER BY x.vec_id),
 occurring AS (
-    SELECT f.vec_id, f.chunk_id, f.doc_id, cardinality(f.terms) AS length, q.weight, count(*) AS n
+    SELECT f.vec_id, f.chunk_id, f.doc_id, f.length, q.weight, count(*) AS n
     FROM found f CROSS JOIN LATERAL unnest(f.terms) t(key) JOIN unnest(%(keys)s::int[], %(weights)s::float8[]) q(key, weight) USING (key)
-    GROUP BY f.vec_id, f.chunk_id, f.doc_id, f.terms, q.key, q.weight)
+    GROUP BY f.vec_id, f.chunk_id, f.doc_id, f.length, q.key, q.weight)
 SELECT vec_id, chunk_id, doc_id, sum(weight * n / (n + 1.2 * (0.25 + 0.75 * length / %(length)s::float8))) AS score
 FROM occurring GROUP BY vec_id, chunk_id, doc_id ORDER BY score DESC, vec_id LIMIT %(k)s
 

@@ -269,7 +269,7 @@ def test_the_way_to_matches_leads_through_their_terms_in_one_leaf(bench: Bench, 
             c.execute("ANALYZE kb_words")
     keys = question_keys("the same words 17", bench.ref.index_id)
     counted = plan(bench, pgvector.SQL.frequencies, keys=keys, most=2001, sample=400)
-    ranked = plan(bench, pgvector.SQL.keyword, one=keys, other=keys, keys=keys, weights=[1.0] * len(keys), length=9.0, most=2000,
+    ranked = plan(bench, pgvector.SQL.keyword, rare=keys, one=keys[:2], other=keys[:2], keys=keys, weights=[1.0] * len(keys), length=9.0, most=2000,
                   k=40, acl=[1])  # fmt: skip
     for text in (counted, ranked):
         assert "_terms_idx" in text and "Seq Scan" not in text, text

@@ -127,10 +127,16 @@ def test_a_rarer_term_weighs_more_and_its_documents_are_looked_at_first() -> Non
     assert question.weights == sorted(question.weights, reverse=True)
     assert question.weights[0] == pytest.approx(math.log(1 + (10_000 - 3 + 0.5) / 3.5))
     assert question.weights[3] == pytest.approx(math.log(1 + (10_000 - 7500 + 0.5) / 7500.5))
-    assert question.pairs == [(2, 2), (1, 1), (3, 4), (3, 3)]
+    assert (question.rare, question.frequent) == ([2, 1], [(3, 4), (3, 3)])
 
 
 def test_rare_terms_never_have_more_documents_together_than_are_looked_at() -> None:
-    question = weighed([Frequency(n, 300, 0) for n in range(10)], 5000.0, 400, 1000)
-    assert question.pairs == [(0, 0), (1, 1), (2, 2), (3, 4), (3, 3)]
-    assert weighed([], 0.0, 1, 1000).pairs == []
+    found = [Frequency(n, 300, 0) for n in range(10)]
+    question = weighed(found, 5000.0, 400, 1000)
+    assert (question.rare, question.frequent) == ([0, 1, 2], [(3, 4), (3, 3)])
+    last = weighed([*found[:1], Frequency(1, 1001, 100)], 5000.0, 400, 1000)
+    assert (last.rare, last.frequent) == ([0], [(1, 1)])
+    small = weighed(found, 900.0, 400, 1000)
+    assert (small.rare, small.frequent) == (list(range(10)), [])
+    nothing = weighed([], 0.0, 1, 1000)
+    assert (nothing.keys, nothing.rare, nothing.frequent) == ([], [], [])
