@@ -45,7 +45,7 @@ class Settings:
     web_port: int = _setting(3000, "port of the Dagster web UI")
     service_port: int = _setting(8080, "port of `/healthz`, `/livez` and `/metrics`")
     drain_seconds: int = _setting(30, "how long `kb up` lets running work end in order, 5 or more")
-    child_memory_mb: int = _setting(2048, "`kb up` restarts a web server or daemon that grew beyond it; 0: never")
+    child_memory_mb: int = _setting(2048, "`kb up` restarts a code server, daemon or web server that grew beyond it; 0: never")
     alert_urls: str = _setting("", "channels that alerts are sent to: apprise URLs, or references to them, separated by commas")
     alert_link: str = _setting("", "where people reach the web UI, for links in alerts; empty: `http://127.0.0.1:KB_WEB_PORT`")
     log_level: str = _setting("WARNING", "of the log lines on stderr")

@@ -199,7 +199,14 @@ def open_blobs(settings: Settings) -> BlobStore:
 
 @contextmanager
 def open_app(settings: Settings, progress: Callable[[Progress], None] = silent) -> Iterator[App]:
-    """Database, migrations and object store, made when they are missing. Every command begins here.
+    """Database, migrations and object store, made when they are missing. Every command begins here."""
+    with open_database(settings, progress) as (pool, shown, version):
+        yield App(settings, pool, shown, version)
+
+
+@contextmanager
+def open_database(settings: Settings, progress: Callable[[Progress], None] = silent) -> Iterator[tuple[Pool, str, int]]:
+    """Connections to a database with our tables, what to call it, and the version of its schema.
 
     The embedded server is shared with other processes and stopped by the last that leaves, unless ``kb up`` runs.
     """
@@ -214,7 +221,7 @@ def open_app(settings: Settings, progress: Callable[[Progress], None] = silent) 
         pool = open_pool(url)
         try:
             version = migrations.migrate(pool)
-            yield App(settings, pool, shown, version)
+            yield pool, shown, version
         finally:
             pool.close()
     finally:

@@ -23,13 +23,17 @@ _MIB = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """A child as it should be. ``sign`` of readiness: a URL that answers, or words of its log. ``works``: runs are its own."""
+    """A child as it should be. ``sign`` of readiness: a URL that answers, or words of its log. ``works``: runs are its own.
+
+    ``first``: it is ready before those behind it are started.
+    """
 
     name: str
     command: Sequence[str]
     sign: str
     limited: bool = False  # in memory
     works: bool = False
+    first: bool = False
 
 
 class Restarts:
@@ -88,21 +92,26 @@ class Supervisor:
         return [k.child for k in self._kept]
 
     def start(self, specs: Sequence[Spec], started: Callable[[list[Child]], None]) -> bool:
-        """All at once, then ready one after the other. False if we were asked to stop. Raises Fatal: nothing is tried twice
+        """Those that others need first, then all at once. False if we were asked to stop. Raises Fatal: nothing is tried twice
         before it has worked once."""
-        for spec in specs:
-            self._kept.append(_Kept(spec, self._launch(spec)))
-        started(self.children)
-        for kept in self._kept:
-            until = time.monotonic() + READY_SECONDS
-            while not _is_ready(kept):
-                if dead := next((k for k in self._kept if k.child.ended()), None):
-                    raise died(dead.child)
-                if time.monotonic() > until:
-                    raise _never_ready(kept)
-                if self._paused():
-                    return False
-            self._ready(kept)
+        for together in ([s for s in specs if s.first], [s for s in specs if not s.first]):
+            new = [_Kept(spec, self._launch(spec)) for spec in together]
+            self._kept += new
+            started(self.children)
+            if not all(self._awaited(kept) for kept in new):
+                return False
+        return True
+
+    def _awaited(self, kept: _Kept) -> bool:
+        until = time.monotonic() + READY_SECONDS
+        while not _is_ready(kept):
+            if dead := next((k for k in self._kept if k.child.ended()), None):
+                raise died(dead.child)
+            if time.monotonic() > until:
+                raise _never_ready(kept)
+            if self._paused():
+                return False
+        self._ready(kept)
         return True
 
     def watch(self, started: Callable[[list[Child]], None]) -> None:

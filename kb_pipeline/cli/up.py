@@ -1,6 +1,7 @@
 """``kb up``: database, daemon, web server and health service in the foreground; stopped in the reverse order."""
 
 import getpass
+import json
 import os
 import shutil
 import signal
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -27,7 +29,9 @@ if TYPE_CHECKING:
 
 NAME = "up"
 HOST = "127.0.0.1"
+PYTHON = (sys.executable, "-m")
 DEFINITIONS = "kb_pipeline.orchestration.definitions"
+CODE_READY = "Started Dagster code server"
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 MIB = 2**20
 LOCK = "up.lock"
@@ -70,7 +74,7 @@ def _run(out: Output, settings: "Settings", host: str, lock: int) -> None:
     base = f"http://[{shown}]" if ":" in shown else f"http://{shown}"
     url, service = f"{base}:{settings.web_port}", f"{base}:{settings.service_port}"
     environment = dagster_environment(settings, dagster_home(settings.home))
-    with _signals() as asked:
+    with _signals() as asked, TemporaryDirectory(prefix="kb-") as folder:
         supervisor = Supervisor(
             settings.home,
             environment,
@@ -81,7 +85,7 @@ def _run(out: Output, settings: "Settings", host: str, lock: int) -> None:
             drain_seconds=settings.drain_seconds,
         )
         try:
-            if supervisor.start(_specs(settings, host, url, service), lambda children: _remember(lock, children)):
+            if supervisor.start(_specs(settings, host, url, service, Path(folder)), lambda children: _remember(lock, children)):
                 _tell_ready(out, settings.home, url, service, supervisor.children)
                 supervisor.watch(lambda children: _remember(lock, children))
         finally:
@@ -89,20 +93,25 @@ def _run(out: Output, settings: "Settings", host: str, lock: int) -> None:
             supervisor.stop()
 
 
-def _specs(settings: "Settings", host: str, url: str, service: str) -> list[Spec]:
-    python = (sys.executable, "-m")
-    web = (*python, "dagster_webserver", "-h", host, "-p", str(settings.web_port), "-m", DEFINITIONS)
+def _specs(settings: "Settings", host: str, url: str, service: str, folder: Path) -> list[Spec]:
+    code, where = code_server(folder)
+    daemon = (*PYTHON, "dagster._daemon", "run", *where)
+    web = (*PYTHON, "dagster_webserver", "-h", host, "-p", str(settings.web_port), *where)
     return [
-        Spec(
-            "daemon",
-            (*python, "dagster._daemon", "run", "-m", DEFINITIONS),
-            "Instance is configured with the following daemons",
-            limited=True,
-            works=True,
-        ),
+        Spec("code", code, CODE_READY, limited=True, works=True, first=True),
+        Spec("daemon", daemon, "Instance is configured with the following daemons", limited=True),
         Spec("webserver", web, f"{url}/server_info", limited=True),
-        Spec("service", (*python, "kb_pipeline.service", host), f"{service}/livez"),
+        Spec("service", (*PYTHON, "kb_pipeline.service", host), f"{service}/livez"),
     ]
+
+
+def code_server(folder: Path) -> tuple[Sequence[str], Sequence[str]]:
+    """The command of Dagster's code server, and the options by which others find it; ``folder``: with a short path, for its
+    socket."""
+    socket, workspace = folder / "code.sock", folder / "workspace.yaml"
+    server = {"host": "localhost", "socket": str(socket), "location_name": DEFINITIONS}
+    workspace.write_text(json.dumps({"load_from": [{"grpc_server": server}]}), encoding="utf-8")  # JSON is YAML
+    return (*PYTHON, "kb_pipeline.orchestration.code_server", str(socket)), ("-w", str(workspace))
 
 
 def _tell_ready(out: Output, home: Path, url: str, service: str, children: Sequence[Child]) -> None:

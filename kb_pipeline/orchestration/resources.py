@@ -1,6 +1,8 @@
 """The opened application as a Dagster resource."""
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from threading import Lock
 
 from dagster import ConfigurableResource, InitResourceContext
 from pydantic import PrivateAttr
@@ -8,9 +10,38 @@ from pydantic import PrivateAttr
 from kb_pipeline.engine import Engine
 from kb_pipeline.settings import Settings, load_settings
 from kb_pipeline.store import indexes
-from kb_pipeline.store.database import connection, work_for
+from kb_pipeline.store.database import Pool, connection, work_for
 from kb_pipeline.store.spaces import Space
-from kb_pipeline.wiring import App, open_app
+from kb_pipeline.wiring import App, open_app, open_database
+
+
+class KeptDatabase:
+    """Connections that outlive a tick, in a process that does nothing but ticks. All else of an application is opened anew."""
+
+    def __init__(self) -> None:
+        self.on = False
+        self._lock = Lock()
+        self._opened: dict[Settings, tuple[Pool, str, int]] = {}
+        self._stack = ExitStack()
+
+    @contextmanager
+    def keeping(self) -> Iterator[None]:
+        self.on = True
+        try:
+            yield
+        finally:
+            self.on = False
+            self._opened.clear()
+            self._stack.close()
+
+    def app(self, settings: Settings) -> App:
+        with self._lock:
+            if settings not in self._opened:
+                self._opened[settings] = self._stack.enter_context(open_database(settings))
+        return App(settings, *self._opened[settings])
+
+
+KEPT = KeptDatabase()
 
 
 class KbResource(ConfigurableResource[None]):
@@ -33,7 +64,7 @@ class KbResource(ConfigurableResource[None]):
 
     def app(self) -> App:
         if self._app is None:
-            self._app = self._stack.enter_context(open_app(self.settings()))
+            self._app = KEPT.app(self.settings()) if KEPT.on else self._stack.enter_context(open_app(self.settings()))
         return self._app
 
     def space(self, key: str) -> tuple[Engine, Space]:

@@ -241,3 +241,16 @@ def test_a_child_writes_on_when_nobody_reads(child_of: Callable[[str], Child]) -
     """More than a pipe holds: its log needs no supervisor that is alive."""
     child = child_of("import sys\nfor _ in range(3000): print('x' * 99)\nprint('done', flush=True)")
     assert child.process.wait(60) == 0 and child.said().endswith("done\n")
+
+
+def test_what_others_need_is_ready_before_they_are_started(bench: Callable[..., Bench]) -> None:
+    b = bench()
+    seen: list[list[str]] = []
+    code = "import signal, time\nprint('here', flush=True)\nsignal.pause()"
+    specs = [
+        Spec("second", [sys.executable, "-c", code], "here"),
+        Spec("first", [sys.executable, "-c", code], "here", first=True),
+    ]
+    b.supervisor.start(specs, lambda children: seen.append([c.name for c in children]))
+    assert seen == [["first"], ["first", "second"]]
+    assert [s.split()[:2] for s in b.said] == [["first", "ready,"], ["second", "ready,"]]

@@ -87,10 +87,8 @@ def test_up_serves_and_a_run_that_it_interrupts_loses_nothing_and_embeds_nothing
         _, err = process.communicate()
         hurry.set()
         assert process.returncode == 0, err
-        order = [
-            err.index(words) for words in ("service    stopped", "webserver  stopped", "daemon     stopped", "database   left")
-        ]
-        assert order == sorted(order)
+        order = [err.index(f"{name.ljust(10)} stopped") for name in ("service", "webserver", "daemon", "code")]
+        assert order == sorted(order) and err.index("database   left") > order[-1]
         assert not EmbeddedPostgres(home).running() and not (home / condition.NAME).exists()
         assert [p for p in pids if _session_lives(p)] == []
         assert unfinished(home)[0] == []

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any, TypeVar
 
 import pytest
@@ -17,6 +18,7 @@ from dagster import DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
 from psycopg.conninfo import conninfo_to_dict
 
 import kb_pipeline
+from kb_pipeline.cli import up
 from kb_pipeline.orchestration.partitions import PARTITION_TAG, SPACE
 from kb_pipeline.settings import Settings, as_environment
 from kb_pipeline.store.database import Pool, run_of, transaction
@@ -99,8 +101,21 @@ class Cluster:
     def start_daemon(self) -> None:
         self.start("daemon", sys.executable, "-m", "dagster._daemon", "run", "-m", DEFINITIONS)
 
+    def start_here(self) -> None:
+        """As ``kb up`` does: runs are processes of this machine. Each time with a code server at a place of its own."""
+        folder = Path(mkdtemp(dir=self.folder))
+        code, where = up.code_server(folder)
+        self.start("code", *code)
+        until("the code server is there", lambda: up.CODE_READY in (self.folder / "code.log").read_text(encoding="utf-8"))
+        self.start("daemon", sys.executable, "-m", "dagster._daemon", "run", *where)
+
+    def switch_off(self) -> None:
+        """The machine."""
+        for name in list(self.processes):
+            self.kill(name)
+
     def kill(self, name: str) -> None:
-        """As when its machine is switched off: all of its processes at once."""
+        """With all that it has started, at once."""
         process = self.processes.pop(name)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
