@@ -43,7 +43,7 @@ def examine(settings: "Settings", host: str, ports: Mapping[str, int]) -> list[F
         found += _database(settings)
     if usable or settings.blobs:
         found += _blobs(settings)
-    return found
+    return [*found, *_channels(settings)]
 
 
 def refusal(errors: Sequence[KbError]) -> KbError:
@@ -143,3 +143,13 @@ def _blobs(settings: "Settings") -> Iterator[Finding]:
         next(open_blobs(settings).keys(_PROBE), None)
     except KbError as e:
         yield Finding(e)
+
+
+def _channels(settings: "Settings") -> Iterator[Finding]:
+    """Whether each can be reached at all is for ``kb alerts test``: nobody is written to for a look."""
+    from kb_pipeline.notify import channels
+
+    for channel in channels(settings) if settings.alert_urls else ():
+        if channel.problem:
+            message = f"KB_ALERT_URLS, {channel.name}: {channel.problem}. Until then nobody is told there"
+            yield Finding(Misconfigured(message, code="bad_channel"), warning=True)

@@ -155,6 +155,14 @@ def test_a_bucket_that_is_not_there_is_found(settings: Settings, monkeypatch: py
         server.stop()
 
 
+def test_a_channel_that_cannot_be_written_to_is_a_warning_that_keeps_its_secrets(settings: Settings) -> None:
+    urls = "nowhere://token@host, json://127.0.0.1:9/hook, env:KB_NO_SUCH_CHANNEL"
+    found = [f for f in examine(replace(settings, alert_urls=urls), HOST, free_ports()) if f.error.code == "bad_channel"]
+    assert [f.warning for f in found] == [True, True]
+    assert "channel 1 (nowhere)" in found[0].error.message and "token" not in found[0].error.message
+    assert "KB_NO_SUCH_CHANNEL" in found[1].error.message
+
+
 def test_the_embedded_server_is_looked_at_and_left_as_it_was(settings: Settings) -> None:
     from kb_pipeline.embedded_postgres import EmbeddedPostgres
 

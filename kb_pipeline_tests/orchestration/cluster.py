@@ -204,7 +204,9 @@ class Cluster:
 
 
 @contextmanager
-def cluster(server: Server, pool: Pool, url: str, folder: Path, instance_file: Path, **environment: str) -> Iterator[Cluster]:
+def cluster(
+    server: Server, pool: Pool, url: str, folder: Path, instance_file: Path, *, split: bool = False, **environment: str
+) -> Iterator[Cluster]:
     """Looks for dead runs every two seconds instead of every thirty."""
     settings = Settings(
         home=folder / ".kb",
@@ -213,6 +215,7 @@ def cluster(server: Server, pool: Pool, url: str, folder: Path, instance_file: P
         batch_size=CLAIM_BATCH,
         fanout_tasks=10,
         fanout_runs=3,
+        split_nodes=split,
     )
     home = folder / "dagster"
     home.mkdir()
