@@ -15,6 +15,10 @@ from kb_pipeline.statements import load_statements
 from kb_pipeline.store.database import Connection, one
 
 SQL = load_statements(__package__, "spaces.sql")
+WAITING_KILOBYTES, MOVING_KILOBYTES = (
+    4096,
+    2**20,
+)  # of words that an index has not sorted in: as it is made, and while they move
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +156,19 @@ def promote(c: Connection, space: Space) -> int | None:
         c.execute(statement, where)
     for table in _vector_tables(c, space.id):
         c.execute(sql.SQL(SQL.copy_vectors).format(table=sql.Identifier(table)), where)
-    c.execute(SQL.copy_words, where)
+    if one(c.execute(SQL.has_words, where)).yes:
+        _copy_words(c, where)
     c.execute(SQL.moved, where)
     return int(taken.shard)
+
+
+def _copy_words(c: Connection, where: Mapping[str, int]) -> None:
+    """Their index takes them into its list of what waits, as a whole: to sort them in would take writers of the space ten times
+    as long. The index's settle() does it, later and beside them."""
+    index = sql.Identifier(f"kb_words_{where['new']}_terms_idx")
+    c.execute(sql.SQL(SQL.words_wait).format(index=index, kilobytes=sql.Literal(MOVING_KILOBYTES)))
+    c.execute(SQL.copy_words, where)
+    c.execute(sql.SQL(SQL.words_wait).format(index=index, kilobytes=sql.Literal(WAITING_KILOBYTES)))
 
 
 def clear_left(c: Connection, space_id: int, *, before: datetime, limit: int) -> int:

@@ -95,6 +95,13 @@ INSERT INTO {table} (shard, vec_id, space_id, index_id, chunk_id, doc_id, acl_se
 SELECT %(new)s::int, vec_id, space_id, index_id, chunk_id, doc_id, acl_seq, ck, bucket, acl, v
 FROM {table} WHERE shard = %(old)s::int AND space_id = %(space)s
 
+-- name: has_words
+SELECT EXISTS (SELECT FROM kb_words WHERE shard = %(old)s::int AND space_id = %(space)s
+                  AND index_id IN (SELECT id FROM kb_index WHERE space_id = %(space)s)) AS yes
+
+-- name: words_wait
+ALTER INDEX {index} SET (gin_pending_list_limit = {kilobytes})
+
 -- name: copy_words
 INSERT INTO kb_words (shard, index_id, vec_id, space_id, chunk_id, doc_id, terms)
 SELECT %(new)s::int, index_id, vec_id, space_id, chunk_id, doc_id, terms FROM kb_words

@@ -227,6 +227,22 @@ def test_a_space_takes_its_words_along_to_a_shard_of_its_own_and_they_end_with_i
     assert rows(bench) == 0 and before != after  # truncated with the shard
 
 
+def test_words_that_move_wait_to_be_sorted_in_until_the_index_settles(bench: Bench) -> None:
+    """All of them, as long as they move; from then on the list is as short as in any other shard."""
+    rng = random.Random(2)
+    bench.index.upsert(bench.ref, worded([" ".join(f"w{rng.randrange(10**6)}" for _ in range(300)) for _ in range(2000)]))
+    assert promote_if_large(bench.app.engine, bench.space, promised_chunks=10**6) is not None
+    assert len(ask(bench, "w 1")) == 10
+    assert waiting(bench) > 1000  # pages of 8 KB
+    bench.index.upsert(bench.ref, worded(["late fish"], first=2000))
+    bench.index.settle(bench.ref)
+    assert waiting(bench) == 0
+    assert chunks(bench, "fish") == [2000]
+    options = "SELECT reloptions AS o FROM pg_class WHERE relname ~ '^kb_words_.*_terms_idx$' GROUP BY 1"
+    with transaction(bench.app.pool) as c:
+        assert [set(r.o) for r in c.execute(options)] == [{"fastupdate=on", "gin_pending_list_limit=4096"}]
+
+
 def test_shards_that_are_made_later_have_a_place_for_words(bench: Bench) -> None:
     with transaction(bench.app.pool) as c:
         c.execute("SELECT kb_ensure_spare_shards((SELECT count(*)::int + 1 FROM kb_shard WHERE state = 'SPARE'))")
@@ -236,18 +252,20 @@ def test_shards_that_are_made_later_have_a_place_for_words(bench: Bench) -> None
             assert c.execute(leaves, [table]).fetchone() == shards
 
 
-def test_settling_sorts_in_what_waits(bench: Bench) -> None:
-    def waiting() -> int:
-        with transaction(bench.app.pool) as c:
-            shard = c.execute("SELECT shard FROM kb_space WHERE id = %s", [bench.space.id]).fetchone().shard  # type: ignore[union-attr]
-            done = c.execute(pgvector.SQL.sort_words_in, {"leaf": f"kb_words_{shard}"}).fetchall()
-            return sum(r[0] for r in done)
+def waiting(bench: Bench) -> int:
+    """Pages of words that are not sorted in, which they are then."""
+    with transaction(bench.app.pool) as c:
+        shard = c.execute("SELECT shard FROM kb_space WHERE id = %s", [bench.space.id]).fetchone().shard  # type: ignore[union-attr]
+        done = c.execute(pgvector.SQL.sort_words_in, {"leaf": f"kb_words_{shard}"}).fetchall()
+        return sum(r[0] for r in done)
 
+
+def test_settling_sorts_in_what_waits(bench: Bench) -> None:
     bench.index.upsert(bench.ref, worded(["one fish"]))
-    assert waiting() > 0
+    assert waiting(bench) > 0
     bench.index.upsert(bench.ref, worded(["two fish"], first=1))
     bench.index.settle(bench.ref)
-    assert waiting() == 0
+    assert waiting(bench) == 0
     assert set(chunks(bench, "fish")) == {0, 1}
 
 
