@@ -12,6 +12,7 @@ from kb_pipeline_tests.mutations import (
     vectors,
     walks,
     watermarks,
+    words,
 )
 from kb_pipeline_tests.mutations.rule import Rule
 
@@ -23,6 +24,7 @@ RULES: tuple[Rule, ...] = (
     *cache.RULES,
     *spaces.RULES,
     *switch.RULES,
+    *words.RULES,
     *walks.RULES,
     *listings.RULES,
     *watermarks.RULES,
