@@ -15,10 +15,8 @@ from kb_pipeline.statements import load_statements
 from kb_pipeline.store.database import Connection, one
 
 SQL = load_statements(__package__, "spaces.sql")
-WAITING_KILOBYTES, MOVING_KILOBYTES = (
-    4096,
-    2**20,
-)  # of words that an index has not sorted in: as it is made, and while they move
+WAITING_KILOBYTES = 4096  # of words that an index has not sorted in yet, as sql/0012 makes it
+MOVING_KILOBYTES = 2**20  # the same while they move
 
 
 @dataclass(frozen=True, slots=True)
