@@ -63,7 +63,7 @@ def _processes(up: psutil.Process, server: EmbeddedPostgres) -> dict[str, tuple[
     parts: dict[str, list[psutil.Process]] = {"kb_up": [up]}
     for child in up.children():
         words = " ".join(child.cmdline())
-        name = next((n for n in ("daemon", "webserver", "service") if f"{n} " in f"{words} "), "other")
+        name = next((n for n in ("code_server", "daemon", "webserver", "service") if f"{n} " in f"{words} "), "other")
         parts[name] = [child, *child.children(recursive=True)]
     postmaster = server._postmaster()
     if postmaster is not None:
