@@ -66,17 +66,19 @@ SELECT set_config('enable_seqscan', 'off', true)
 
 -- name: frequencies
 -- The leaf is named, and "index_id + 0" asked: the way leads through the terms, which differ from index to index, and never through
--- every row of one.
+-- every row of one. What a full sample shows to be four times too frequent is not counted.
 WITH sample AS MATERIALIZED (
     SELECT vec_id, terms FROM {words} WHERE index_id = %(index)s AND space_id = %(space)s ORDER BY vec_id LIMIT %(sample)s),
 seen AS (SELECT count(*) AS n, coalesce(avg(cardinality(terms)), 1) AS length,
                 max(('x' || left(vec_id::text, 8))::bit(32)::bigint + 1) / 4294967296.0 AS part FROM sample)
-SELECT q.key, f.counted, seen.n, seen.length, seen.part,
-       CASE WHEN f.counted = %(most)s THEN (SELECT count(*) FROM sample s WHERE s.terms @> ARRAY[q.key]) ELSE 0 END AS sampled
-FROM unnest(%(keys)s::int[]) q(key) CROSS JOIN seen CROSS JOIN LATERAL (
+SELECT q.key, CASE WHEN o.often THEN %(most)s ELSE f.counted END AS counted, s.sampled, seen.n, seen.length, seen.part
+FROM unnest(%(keys)s::int[]) q(key) CROSS JOIN seen
+CROSS JOIN LATERAL (SELECT count(*) AS sampled FROM sample WHERE terms @> ARRAY[q.key]) s
+CROSS JOIN LATERAL (SELECT seen.n = %(sample)s AND s.sampled > 4 * %(most)s * seen.part AS often) o
+CROSS JOIN LATERAL (
     SELECT count(*) AS counted FROM (
         SELECT FROM {words} w WHERE w.index_id + 0 = %(index)s AND w.space_id = %(space)s AND w.terms @> ARRAY[q.key]
-        LIMIT %(most)s) x) f
+        LIMIT CASE WHEN o.often THEN 0 ELSE %(most)s END) x) f
 
 -- name: keyword
 WITH mine AS NOT MATERIALIZED (
