@@ -16,7 +16,7 @@ from kb_pipeline.maintenance.delete_space import delete_space
 from kb_pipeline.maintenance.reconcile import reconcile
 from kb_pipeline.maintenance.sweep import sweep_removed
 from kb_pipeline.maintenance.vector_gc import collect_vectors
-from kb_pipeline.model import IndexRef, Json, VectorEntry
+from kb_pipeline.model import Json, VectorEntry
 from kb_pipeline.settings import Settings
 from kb_pipeline.store import spaces
 from kb_pipeline.store.database import Pool, transaction
@@ -39,14 +39,6 @@ class ElasticsearchFlow(Flow):
         index = self.engine.index(self.ref)
         assert isinstance(index, ElasticsearchIndex)
         return index
-
-    @property
-    def ref(self) -> IndexRef:
-        with transaction(self.app.pool) as c:
-            return spaces.serving_index(c, self.space.id)
-
-    def indexed_ids(self) -> set[Any]:
-        return {i for bucket in self.held.digest(self.ref) for i in self.held.ids(self.ref, bucket)}
 
 
 Make = Callable[..., ElasticsearchFlow]

@@ -8,11 +8,11 @@ from typing import Any
 
 from psycopg import sql
 
-from kb_pipeline.model import Hit
+from kb_pipeline.model import Hit, IndexRef
 from kb_pipeline.pipeline import IngestReport, ingest
 from kb_pipeline.ports import Connector
 from kb_pipeline.search import search
-from kb_pipeline.store import sources, tasks
+from kb_pipeline.store import sources, spaces, tasks
 from kb_pipeline.store.database import transaction
 from kb_pipeline.store.documents import lock_documents
 from kb_pipeline.store.sources import Source
@@ -193,10 +193,19 @@ class Flow:
 
     def indexed_ids(self) -> set[Any]:
         """Vector ids that the index holds, whichever index it is."""
-        if self.app.index is None:
+        if isinstance(self.app.index, MemoryIndex):
+            return {i for name, held in self.index.indexes.items() if name.startswith(f"kb_{self.space.id}_") for i in held}
+        if self.app.index is None and self.space.index_kind == "pgvector":
             rows = self.execute(f"SELECT vec_id FROM kb_vector_m{self.space.model_id} WHERE space_id = %(space)s")
             return {r.vec_id for r in rows}
-        return {i for name, held in self.index.indexes.items() if name.startswith(f"kb_{self.space.id}_") for i in held}
+        port = self.engine.index(self.ref)
+        return {i for bucket in port.digest(self.ref) for i in port.ids(self.ref, bucket)}
+
+    @property
+    def ref(self) -> IndexRef:
+        """Of the index that serves."""
+        with transaction(self.app.pool) as c:
+            return spaces.serving_index(c, self.space.id)
 
     def assert_whole(self) -> None:
         """The index holds exactly what is current, and every current chunk has its text."""
