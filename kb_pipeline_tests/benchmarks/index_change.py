@@ -1,14 +1,18 @@
-"""A space changes its model, and goes back, while a reader never stops: failed, empty and mixed searches, and how long it takes.
+"""A space changes its model or its index, and goes back, while a reader never stops: failed, empty and mixed searches, and how
+long it takes.
 
-    python -m kb_pipeline_tests.benchmarks.index_change FOLDER_OR_URL [CHUNKS=100000] [FROM=256] [TO=64]
+    python -m kb_pipeline_tests.benchmarks.index_change FOLDER_OR_URL [CHUNKS=100000] [FROM=256] [TO=64] [KIND=pgvector]
 
-Vectors of the first model are random (see ``synthetic``), those of the second are made by the hashing embedder. A search is mixed
+With KIND=elasticsearch a node is started, and with TO=FROM the model stays: nothing may be embedded. Vectors of the first model
+are random (see ``synthetic``), those of another are made by the hashing embedder. A search is mixed
 where its scores were not all made by one of the two models: each hit is compared with both cached vectors. Ends with 1 where a
 search failed, was empty or mixed.
 """
 
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event, Thread
@@ -20,7 +24,7 @@ from kb_pipeline.engine import Engine
 from kb_pipeline.errors import KbError
 from kb_pipeline.maintenance import rebuild
 from kb_pipeline.maintenance.rebuild import BuildReport
-from kb_pipeline.model import Answer
+from kb_pipeline.model import Answer, Json
 from kb_pipeline.search import search
 from kb_pipeline.settings import load_settings
 from kb_pipeline.store import embeddings, indexes, spaces
@@ -38,6 +42,7 @@ from kb_pipeline_tests.benchmarks.synthetic import (
     load_average,
     percentile_ms,
 )
+from kb_pipeline_tests.elasticsearch.node import Node, build
 
 KEEP_SECONDS, PER_DOCUMENT, BEST = 86_400.0, 20, 10
 SAME = 2e-3  # scores come from vectors and questions rounded to float16
@@ -95,10 +100,26 @@ def timed(label: str, app: App, space: Space) -> BuildReport:
     return report
 
 
+@contextmanager
+def server_of(kind: str, folder: Path) -> Iterator[Json]:
+    """Options of an index; the server of one that is outside of the database is started."""
+    if kind != "elasticsearch":
+        yield {}
+        return
+    build()
+    node = Node(folder / "node")
+    node.start()
+    try:
+        yield {"url": node.url, "replicas": 0}
+    finally:
+        node.stop()
+
+
 def main() -> None:
+    kind = sys.argv.pop(5) if len(sys.argv) > 5 else "pgvector"
     target, (chunks, first, second) = arguments(100_000, 256, 64)
     print(load_average())
-    with database(target) as url, scratch() as work:
+    with database(target) as url, scratch() as work, server_of(kind, Path(work)) as options:
         with connect(url) as c:
             spec = SpaceSpec("changing", chunks // PER_DOCUMENT, PER_DOCUMENT, own_shard=True, vectors=True, dimensions=first)
             space = fill(c, [spec])[0].space
@@ -110,8 +131,8 @@ def main() -> None:
             thread = Thread(target=reader.run)
             thread.start()
             try:
-                app.change_index(space, embedder_options={"dimension": second})
-                timed(f"{first} to {second} dimensions", app, space)
+                app.change_index(space, index=kind, index_options=options, embedder_options={"dimension": second})
+                timed(f"to {kind} with {second} dimensions", app, space)
                 rebuild.back(app.engine, space)
                 timed("back", app, space)
             finally:
