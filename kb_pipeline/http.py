@@ -86,20 +86,24 @@ class Reply:
 
     @property
     def retry_after(self) -> float | None:
-        """Seconds to wait, from Retry-After (seconds or HTTP-date) or a rate-limit reset header."""
-        if (ms := _number(self.headers.get("retry-after-ms"))) is not None:
-            return ms / 1000
-        value = self.headers.get("retry-after") or self.headers.get("x-ratelimit-reset") or self.headers.get("ratelimit-reset")
-        if value is None:
-            return None
-        seconds = _number(value)
-        if seconds is None:
-            seconds = _http_date(value)
-        if seconds is None:
-            return None
-        # Above a billion it is a point in time. The other side's own clock tells how far away it is, where it shows it.
-        now = _http_date(self.headers.get("date")) or time.time()
-        return max(0.0, seconds - now if seconds > 1e9 else seconds)
+        return seconds_to_wait(self.headers)
+
+
+def seconds_to_wait(headers: Mapping[str, str]) -> float | None:
+    """From Retry-After (seconds or HTTP-date) or a rate-limit reset header; names in lower case. None: they do not say."""
+    if (ms := _number(headers.get("retry-after-ms"))) is not None:
+        return ms / 1000
+    value = headers.get("retry-after") or headers.get("x-ratelimit-reset") or headers.get("ratelimit-reset")
+    if value is None:
+        return None
+    seconds = _number(value)
+    if seconds is None:
+        seconds = _http_date(value)
+    if seconds is None:
+        return None
+    # Above a billion it is a point in time. The other side's own clock tells how far away it is, where it shows it.
+    now = _http_date(headers.get("date")) or time.time()
+    return max(0.0, seconds - now if seconds > 1e9 else seconds)
 
 
 Translate = Callable[[Reply], KbError | None]

@@ -11,6 +11,7 @@ from enum import Enum, auto
 from typing import Any
 
 from kb_pipeline.errors import Misconfigured
+from kb_pipeline.http import seconds_to_wait
 
 _CODES = {
     "NO_OBJECT": {"NoSuchKey", "NoSuchVersion", "404", "NotFound"},
@@ -67,11 +68,14 @@ _TROUBLES = {code: Trouble[name] for name, codes in _CODES.items() for code in c
 
 
 class S3Failure(Exception):
-    """A vendor's error without the vendor's text, which can hold key ids and signed URLs. Adapters never let it out."""
+    """A vendor's error without the vendor's text, which can hold key ids and signed URLs. Adapters never let it out.
 
-    def __init__(self, trouble: Trouble, detail: str) -> None:
+    ``retry_after``: seconds that the service asks to wait.
+    """
+
+    def __init__(self, trouble: Trouble, detail: str, retry_after: float | None = None) -> None:
         super().__init__(detail)
-        self.trouble, self.detail = trouble, detail
+        self.trouble, self.detail, self.retry_after = trouble, detail, retry_after
 
 
 def trouble_of(code: str, status: int) -> Trouble:
@@ -124,9 +128,9 @@ def failures() -> Iterator[None]:
     try:
         yield
     except vendor.ClientError as e:
-        status = e.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-        code = e.response.get("Error", {}).get("Code", "")
-        raise S3Failure(trouble_of(code, status), code or str(status)) from e
+        answer = e.response.get("ResponseMetadata", {})
+        status, code = answer.get("HTTPStatusCode", 0), e.response.get("Error", {}).get("Code", "")
+        raise S3Failure(trouble_of(code, status), code or str(status), seconds_to_wait(answer.get("HTTPHeaders", {}))) from e
     except (vendor.NoCredentialsError, vendor.PartialCredentialsError, vendor.CredentialRetrievalError) as e:
         raise S3Failure(Trouble.NO_KEYS, type(e).__name__) from e
     except (vendor.BotoCoreError, Boto3Error) as e:

@@ -107,6 +107,7 @@ class Trouble:
     status: int = 0
     code: str = ""
     body: bytes | None = None
+    headers: tuple[tuple[str, str], ...] = ()
     cut_after: int | None = None  # bytes of the body, then the connection is closed
     before: Callable[[], None] = lambda: None
 
@@ -138,7 +139,8 @@ def proxy(upstream: str) -> Iterator[Proxy]:
             trouble.before()
             if trouble.status:
                 xml = b"" if self.command == "HEAD" else f"<Error><Code>{trouble.code}</Code></Error>".encode()
-                return self.send(trouble.status, [("Content-Type", "application/xml")], trouble.body or xml)
+                headers = [("Content-Type", "application/xml"), *trouble.headers]
+                return self.send(trouble.status, headers, trouble.body or xml)
             connection = http.client.HTTPConnection(host)
             connection.request(self.command, self.path, body, dict(self.headers.items()))
             answer = connection.getresponse()

@@ -100,7 +100,7 @@ class S3Blobs:
             for error in answer.get("Errors", ()):
                 code = error.get("Code", "")
                 if (trouble := trouble_of(code, 0)) is not Trouble.NO_OBJECT:
-                    raise self._error(error.get("Key", "").removeprefix(self._prefix), trouble, code)
+                    raise self._error(error.get("Key", "").removeprefix(self._prefix), S3Failure(trouble, code))
 
     def clear(self, folder: str) -> None:
         # Uploads first: one that is completed meanwhile is an object, and those are deleted next.
@@ -132,7 +132,7 @@ class S3Blobs:
             with failures():
                 yield
         except S3Failure as e:
-            raise self._error(key, e.trouble, e.detail) from e
+            raise self._error(key, e) from e
         except OSError as e:
             if e.errno in (errno.ENOSPC, errno.EDQUOT):
                 way_out = f"free some in {tempfile.gettempdir()}"
@@ -140,9 +140,9 @@ class S3Blobs:
             way_out = "check that the store can be reached"
             raise Transient(f"{self._what(key)}: {type(e).__name__}: {way_out}", code="blob_store_error") from e
 
-    def _error(self, key: str, trouble: Trouble, detail: str) -> KbError:
-        what = f"{self._what(key)}: {detail}"
-        match trouble:
+    def _error(self, key: str, e: S3Failure) -> KbError:
+        what = f"{self._what(key)}: {e.detail}"
+        match e.trouble:
             case Trouble.NO_OBJECT:
                 return Rejected(f"{what}: restore it from a backup", code="blob_missing")
             case Trouble.NO_BUCKET:
@@ -150,7 +150,7 @@ class S3Blobs:
             case Trouble.FULL:
                 return Transient(f"{what}: free some space, or raise the quota", code="blob_store_full")
             case Trouble.SLOW_DOWN:
-                return RateLimited(f"{what}: the store asks for fewer requests")
+                return RateLimited(f"{what}: the store asks for fewer requests", retry_after=e.retry_after)
             case Trouble.RETRY | Trouble.CHANGED:
                 return Transient(f"{what}: it is tried again", code="blob_store_error")
             case Trouble.UNREACHABLE:

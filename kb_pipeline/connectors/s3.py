@@ -362,7 +362,7 @@ class S3Objects:
             case Trouble.NO_OBJECT | Trouble.NO_BUCKET:
                 return Fatal(f"{what}: create the bucket, or correct bucket, endpoint and region", code="bucket_missing")
             case Trouble.SLOW_DOWN:
-                return RateLimited(f"{what}: the store asks for fewer requests: it is tried again")
+                return RateLimited(f"{what}: the store asks for fewer requests: it is tried again", retry_after=e.retry_after)
             case Trouble.CHANGED:
                 return Transient(f"{what}: it is read again later", code="changed_while_reading")
             case Trouble.ARCHIVED:

@@ -280,6 +280,14 @@ def test_errors_are_told_by_what_happens_next(
     assert e.value.code == expected and f"s3://{bucket}/a" in e.value.message
 
 
+def test_how_long_the_store_asks_to_wait_is_passed_on(proxy: s3.Proxy, bucket: str) -> None:
+    proxy.rule = lambda seen: s3.Trouble(503, "SlowDown", headers=(("Retry-After", "17"),))
+    for call in (lambda c: c.fetch("a", MAX_BYTES), lambda c: next(c.pages(None, 50))):
+        with pytest.raises(RateLimited) as e:
+            call(opened(proxy.endpoint, bucket))
+        assert e.value.retry_after == 17
+
+
 def test_a_stored_checksum_of_the_whole_content_is_taken_and_an_etag_never(
     proxy: s3.Proxy, moto: str, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

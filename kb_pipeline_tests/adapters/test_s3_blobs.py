@@ -72,6 +72,10 @@ def test_a_slow_down_is_rate_limited_and_a_forbidden_key_fatal(proxy: s3.Proxy, 
         with pytest.raises(kind) as e:
             store.put_many([("a", b"x")])
         assert e.value.code == code
+    proxy.rule = lambda seen: s3.Trouble(503, "SlowDown", headers=(("Retry-After", "17"),))
+    with pytest.raises(RateLimited) as e:
+        store.put_many([("a", b"x")])
+    assert e.value.retry_after == 17
 
 
 def test_an_upload_that_fails_between_parts_leaves_nothing(proxy: s3.Proxy, moto: str) -> None:
