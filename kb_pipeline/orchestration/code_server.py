@@ -50,8 +50,9 @@ class ForkingApiServer(server.DagsterApiServer):
 
 
 def main(socket: str) -> None:
-    _start_forking()
-    vars(server)["DagsterApiServer"] = ForkingApiServer
+    if sys.platform == "linux":  # elsewhere libraries may not be used in a fork of what has loaded them
+        _start_forking()
+        vars(server)["DagsterApiServer"] = ForkingApiServer
     where = ["--socket", socket, "--location-name", LOCATION, "--module-name", LOCATION]
     with KEPT.keeping():
         grpc_command.main(where, standalone_mode=False)
