@@ -63,6 +63,7 @@ def test_up_serves_and_a_run_that_it_interrupts_loses_nothing_and_embeds_nothing
     home, port, service = tmp_path / ".kb", str(free_port()), str(free_port())
     env = environment(KB_HOME=str(home))
     prepare(env, tmp_path, slow)
+    held.close()  # a sensor may be faster than we are
     process = spawn(["up", "--port", port, "--service-port", service], env)
     assert process.stdout is not None
     try:
@@ -78,7 +79,6 @@ def test_up_serves_and_a_run_that_it_interrupts_loses_nothing_and_embeds_nothing
         assert (home / "dagster" / "dagster.yaml").is_file()
         pids = [c["pid"] for c in json.loads((home / condition.NAME).read_text()).values()]
 
-        held.close()
         launch(url, "m")
         held.await_caller()  # a request of the run is under way
         hurry.clear()  # from now on the endpoint is slow: the run is told before it could be done
