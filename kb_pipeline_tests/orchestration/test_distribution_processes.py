@@ -79,20 +79,3 @@ def test_machine_that_was_switched_off_leaves_no_run_that_holds_up_its_space(one
     until("every document is published", lambda: one_machine.published(space) == 10)
     until("every run has ended", lambda: all(r.is_finished for r in one_machine.runs(space)))
     one_machine.check(space, 10, repeated=EMBED_BATCH)
-
-
-def test_split_flow_is_taken_by_runs_of_three_kinds_each_for_its_part(
-    embedded_server: Server, pool: Pool, database_url: str, tmp_path: Path
-) -> None:
-    with cluster(embedded_server, pool, database_url, tmp_path, ROOT / "dagster.yaml", split=True) as made:
-        made.start_here()
-        made.doors.close("parts")
-        space = made.add_space("parts", 10)
-        until("a run is at the endpoint", lambda: made.doors.came("parts"))
-        jobs = {run.run_id: run.job_name for run in made.runs(space)}
-        assert {jobs[run_of(owner)] for owner in made.owners(space)} == {"embed_batch"}
-        made.doors.open("parts")
-        until("every document is published", lambda: made.published(space) == 10)
-        until("every run has ended", lambda: all(r.is_finished for r in made.runs(space)))
-        made.check(space, 10)
-        assert {run.job_name for run in made.runs(space)} == {"ingest_batch", "embed_batch", "index_batch"}

@@ -1,0 +1,28 @@
+"""The flow in three parts, each taken by runs of its own kind, as a daemon asks for them."""
+
+from pathlib import Path
+
+import pytest
+
+from kb_pipeline.store.database import Pool, run_of
+from kb_pipeline_tests.conftest import Server
+from kb_pipeline_tests.orchestration.cluster import ROOT, cluster, until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def test_split_flow_is_taken_by_runs_of_three_kinds_each_for_its_part(
+    embedded_server: Server, pool: Pool, database_url: str, tmp_path: Path
+) -> None:
+    with cluster(embedded_server, pool, database_url, tmp_path, ROOT / "dagster.yaml", split=True) as made:
+        made.start_here()
+        made.doors.close("parts")
+        space = made.add_space("parts", 10)
+        until("a run is at the endpoint", lambda: made.doors.came("parts"))
+        jobs = {run.run_id: run.job_name for run in made.runs(space)}
+        assert {jobs[run_of(owner)] for owner in made.owners(space)} == {"embed_batch"}
+        made.doors.open("parts")
+        until("every document is published", lambda: made.published(space) == 10)
+        until("every run has ended", lambda: all(r.is_finished for r in made.runs(space)))
+        made.check(space, 10)
+        assert {run.job_name for run in made.runs(space)} == {"ingest_batch", "embed_batch", "index_batch"}
